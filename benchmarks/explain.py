@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """How often `slingtorch explain` names the true cause, on public reports with a known one (docs/explain.md).
 
-    benchmarks/explain.py --half measure
-    benchmarks/explain.py --half write --list           # each case in the half from which rules may be written
-    benchmarks/explain.py --cases DIR                   # all cases in a directory, and a hash of them
+    benchmarks/explain.py
+    benchmarks/explain.py --cases DIR --list            # the cases of a directory, each with its verdict
     benchmarks/explain.py --program /path/to/checkout   # another version's answers, judged by this program
 
 A case is a text file NAME.txt in UTF-8: a head of four lines, a line of three dashes, and the log.
@@ -18,7 +17,7 @@ A case is a text file NAME.txt in UTF-8: a head of four lines, a line of three d
 
 `remedy` matches text that names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|quota`,
 not `disk`. It does not match words that are copied from the log, unless they name the cause.
-Whoever collects cases does not look at the rules; whoever writes rules looks only at the half `write`.
+Whoever collects cases does not look at the rules; whoever writes rules does not look at explain_cases.
 
 An answer is judged by what a hurried reader sees: the first 40 words of its cause and first remedy.
 
@@ -42,22 +41,12 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 OWN = HERE / 'explain_cases'
 WORDS = 40      # words of an answer that count
-SEED = '27'     # never changed, so that each case stays in its half
 VERDICTS = ('right', 'partly', 'nothing', 'wrong', 'sound', 'perhaps', 'false alarm')
 SYSTEMS = ('slingshot', 'rocm', 'other')
 
 
-class CaseError(Exception):
-    """A file is not a valid case; the text names the file and what it lacks."""
-
-
-def half_of(name):
-    """'write' or 'measure', only from the case's name and the seed: adding cases does not move it."""
-    return ('write', 'measure')[hashlib.sha256(f'{SEED}/{name}'.encode()).digest()[0] % 2]
-
-
 def read_case(path):
-    """Read a file: {'name', 'half', 'source', 'system', 'cause', 'remedy', 'log'}."""
+    """Read a file, or exit with what it lacks: {'name', 'source', 'system', 'cause', 'remedy', 'log'}."""
     head, dashes, log = path.read_text(encoding='utf-8').partition('\n---\n')
     parser = configparser.ConfigParser(interpolation=None, delimiters=':')
     try:
@@ -65,28 +54,21 @@ def read_case(path):
         case = dict(parser['case'])
         re.compile(case['remedy'])
     except (configparser.Error, KeyError, re.error) as err:
-        raise CaseError(f'{path}: {err!r}') from err
+        sys.exit(f'{path}: {err!r}')
     if not dashes or not log.strip() or set(case) != {'source', 'system', 'cause', 'remedy'}:
-        raise CaseError(f'{path}: a case has source, system, cause, remedy, a line with three dashes, and a log')
+        sys.exit(f'{path}: a case has source, system, cause, remedy, a line with three dashes, and a log')
     if case['system'] not in SYSTEMS or (case['cause'] == 'sound') != (case['remedy'] == ''):
-        raise CaseError(f'{path}: system is one of {", ".join(SYSTEMS)}; a sound log, and no other, has no remedy')
-    return {'name': path.stem, 'half': half_of(path.stem), 'log': log, **case}
+        sys.exit(f'{path}: system is one of {", ".join(SYSTEMS)}; a sound log, and no other, has no remedy')
+    return {'name': path.stem, 'log': log, **case}
 
 
 def explained(log, program):
     """The findings of `slingtorch explain --json`, in their order."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'slingtorch', 'explain', '--json', '-'],
-        cwd=program, input=log, stdout=subprocess.PIPE, encoding='utf-8', check=False,
-    )
+    done = subprocess.run([sys.executable, '-m', 'slingtorch', 'explain', '--json', '-'], cwd=program, input=log,
+                          stdout=subprocess.PIPE, encoding='utf-8', check=False)
     if done.returncode not in (0, 3):
         raise SystemExit(f'slingtorch explain ended with status {done.returncode}')
     return json.loads(done.stdout)['findings']
-
-
-def beginning(finding):
-    """The words of an answer that count: the beginning of its cause and first remedy."""
-    return ' '.join((finding['cause'] + ' ' + finding['remedy']).split()[:WORDS])
 
 
 def judged(case, findings):
@@ -95,54 +77,39 @@ def judged(case, findings):
     levels = {finding['level'] for finding in named}
     if case['cause'] == 'sound':
         return 'false alarm' if 'cause' in levels else 'perhaps' if 'perhaps' in levels else 'sound'
-    hits = [bool(re.search(case['remedy'], beginning(finding), re.I)) for finding in named]
+    texts = [' '.join((finding['cause'] + ' ' + finding['remedy']).split()[:WORDS]) for finding in named]
+    hits = [bool(re.search(case['remedy'], text, re.I)) for text in texts]
     if any(hits):
         return 'right' if hits[0] else 'partly'
     return 'wrong' if named and named[0]['level'] == 'cause' else 'nothing'
 
 
-def digest(paths):
-    """A hash of the files' names and contents."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f'{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n'.encode())
-    return total.hexdigest()
-
-
 def main():
-    """Judge the cases, print a table, write JSON."""
+    """Judge the cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', type=pathlib.Path, default=OWN, metavar='DIRECTORY')
-    parser.add_argument('--half', choices=('write', 'measure', 'all'),
-                        help="default: 'measure' for this program's own cases, 'all' for those in another directory")
     parser.add_argument('--program', type=pathlib.Path, default=HERE.parent, metavar='CHECKOUT')
     parser.add_argument('--list', action='store_true', help='each case with its verdict and the first answer')
     args = parser.parse_args()
 
-    own = args.cases.resolve() == OWN
-    args.half = args.half or ('measure' if own else 'all')
     paths = sorted(args.cases.glob('*.txt'))
-    try:
-        cases = [read_case(path) for path in paths]
-    except CaseError as err:
-        sys.exit(f'benchmarks/explain.py: {err}')
-    if args.list and own and args.half != 'write':
-        parser.error("--list is for --half write: whoever has read the other half's answers cannot measure with it")
-    cases = [case for case in cases if args.half in ('all', case['half'])]
-    counts = {system: collections.Counter() for system in SYSTEMS}
+    cases = [read_case(path) for path in paths]
+    if args.list and args.cases.resolve() == OWN:
+        parser.error("--list is for other --cases: whoever has read these answers cannot measure with them")
+    counts = {'slingshot, rocm': collections.Counter(), 'other': collections.Counter()}
     for case in cases:
         findings = explained(case['log'], args.program)
         case['verdict'] = judged(case, findings)
-        counts[case['system']][case['verdict']] += 1
+        counts['other' if case['system'] == 'other' else 'slingshot, rocm'][case['verdict']] += 1
         if args.list:
             first = f"{findings[0]['level']}: {findings[0]['cause']}" if findings else '-'
             print(f"{case['verdict']:<12}{case['name']}\n    true: {case['cause']}\n    said: {first}")
 
-    print(f'{len(paths)} cases in {args.cases}, sha256 {digest(paths)}')
-    print(f"{'half ' + args.half:<16}" + ''.join(f'{verdict:>13}' for verdict in VERDICTS) + f"{'right of faults':>19}")
-    rows = [*counts.items(), ('slingshot, rocm', counts['slingshot'] + counts['rocm']),
-            ('all', sum(counts.values(), collections.Counter()))]
-    for name, count in rows:
+    total = hashlib.sha256(b''.join(path.name.encode() + path.read_bytes() for path in paths)).hexdigest()
+    print(f'{len(paths)} cases in {args.cases}, sha256 {total}')
+    print(f"{'':<16}" + ''.join(f'{verdict:>13}' for verdict in VERDICTS) + f"{'right of faults':>19}")
+    counts['all'] = sum(counts.values(), collections.Counter())
+    for name, count in counts.items():
         faults = sum(count[verdict] for verdict in VERDICTS[:4])
         share = f"{count['right']} of {faults}, {100 * count['right'] / faults:.0f} %" if faults else '-'
         print(f'{name:<16}' + ''.join(f'{count[verdict]:>13}' for verdict in VERDICTS) + f'{share:>19}')

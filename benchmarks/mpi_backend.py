@@ -28,15 +28,18 @@ import pathlib
 import sys
 import time
 
+import slingmpi
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
+from torch.utils import cpp_extension
+
 SIZES = [4 ** power for power in range(5, 13)]      # 1 KiB to 16 MiB
 SECONDS = 0.003     # for one column in one round: short, so that some rounds are not interrupted
 
 
 def columns(names):
     """{column of the table: function (tensor, repetitions) that returns the seconds of one repetition}."""
-    import torch
-    import torch.distributed as dist
-    from torch.utils import cpp_extension
     os.environ['CXX'] = os.environ.get('MPICXX', 'mpicxx')
     version = [int(part) for part in torch.__version__.split('.')[:2]]
 
@@ -58,7 +61,6 @@ def columns(names):
 
     def by_cpp(group):
         return lambda tensor, repeat: loop.group(group, tensor, repeat)
-    from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
     none = dist.new_group(backend='fake')
     found = {'plain MPI': loop.plain, 'MPI_I': loop.started, 'slingmpi C++': by_cpp(dist.group.WORLD),
              'none C++': by_cpp(none), 'slingmpi': by_python(dist.group.WORLD), 'none': by_python(none)}
@@ -67,19 +69,15 @@ def columns(names):
 
 
 def slowest(seconds):
-    import torch
-    import torch.distributed as dist
     tensor = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.tolist()
 
 
-def sizes_in_turn(functions, sizes, rounds):
+def sizes_in_turn(functions, rounds):
     """[{'bytes': size, name: us, ...}]."""
-    import torch
-    import torch.distributed as dist
     rows = []
-    for size in sizes:
+    for size in SIZES:
         times = {name: [] for name in functions}
         tensor = torch.ones(size // 4)
         for name, function in functions.items():
@@ -103,14 +101,11 @@ def sizes_in_turn(functions, sizes, rounds):
             row[name] = sorted(slowest(times[name]))[rounds // 10] * 1e6
         rows.append(row)
         if dist.get_rank() == 0:
-            print_row(row, list(functions))
+            plain, best = row['plain MPI'], row['MPI_I']
+            print(f'{size:>10}' + ''.join(f'{row[name]:>13.1f}' for name in functions) + ''.join(
+                f'{plain / row[name]:>13.2f} of {plain / (best + row[none]):.2f}'
+                for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
     return rows
-
-
-def print_row(row, names):
-    print(f'{row["bytes"]:>10}' + ''.join(f'{row[name]:>13.1f}' for name in names)
-          + ''.join(f'{row["plain MPI"] / row[name]:>13.2f} of {row["plain MPI"] / (row["MPI_I"] + row[none]):.2f}'
-                    for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
 
 
 def main():
@@ -121,26 +116,20 @@ def main():
                         "is added if PyTorch has it")
     parser.add_argument('--module', help="module that registers a backend when it is imported")
     args = parser.parse_args()
-    import torch
-    import torch.distributed as dist
-
-    import slingmpi
     rank, ranks = slingmpi._load().start()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=os.environ.get('MASTER_ADDR', '127.0.0.1'),
                       MASTER_PORT=os.environ.get('MASTER_PORT', '29577'))
     dist.init_process_group('slingmpi')
     if args.module:
         importlib.import_module(args.module)
-    names = [name for name in args.backends.split(',') if name]
-    if dist.is_mpi_available():
-        names.append('mpi')
+    names = [name for name in args.backends.split(',') if name] + ['mpi'] * dist.is_mpi_available()
     result = {'mpi': slingmpi.built()['mpi'], 'torch': torch.__version__, 'ranks': ranks, 'load': os.getloadavg()[0]}
     functions = columns(names)
     result['columns'] = list(functions)
     if rank == 0:
         print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
               '   plain / slingmpi', flush=True)
-    result['rows'] = sizes_in_turn(functions, SIZES, args.rounds)
+    result['rows'] = sizes_in_turn(functions, args.rounds)
     if rank == 0:
         print(f'{result["mpi"]}, PyTorch {torch.__version__}, {ranks} ranks, load {result["load"]:.1f}')
         if args.json:

@@ -12,15 +12,15 @@ from collections import namedtuple
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools import LooseVersion
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import setvar
 from easybuild.tools.filetools import read_file, symlink, which, write_file
 from easybuild.tools.modules import get_software_root_env_var_name, get_software_version
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
-from slingtorch.install.dependencies import dependency_root, with_parameters
-from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.install.dependencies import dependency_root, run, with_parameters
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems, misfit
 from slingtorch.job.machine import OF_AN_MPI
 
 # since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
@@ -128,18 +128,10 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     def check_fits(self, apis, what):
         """Check that NCCL or RCCL can load `what`, which exports these ncclNetPlugin_v* (set of numbers)."""
         name, version = self.nccl_in_use()
-        window = accepted_apis(version)
-        if not window:
-            self.log.info("Not checking if %s can load %s: its version is %s", name, what, version)
-            return
-        oldest, newest = window
-        usable = [api for api in apis if oldest <= api <= newest]
-        if not usable:
-            raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, but the plugin has %s. "
-                                 "Use aws-ofi-nccl %s", name, version, what, oldest, newest,
-                                 ', '.join('v%d' % api for api in sorted(apis)) or 'none',
-                                 fitting_releases(oldest, newest, name == 'RCCL'))
-        self.log.info("%s %s will use ncclNetPlugin_v%d of %s", name, version, max(usable), what)
+        text = misfit(version, "the plugin", apis)
+        if text:
+            raise EasyBuildError("%s %s cannot load %s: it %s. Use aws-ofi-nccl %s", name, version, what, text,
+                                 fitting_releases(*accepted_apis(version), name == 'RCCL'))
 
     def root(self, name):
         """Prefix of a dependency, or None."""
@@ -168,11 +160,10 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
                                  "its metadata must have the name %s and the prefix (eb option "
                                  "--external-modules-metadata)", name, self.name, self.version, name)
         cmd = "echo '#include <%s>' | %s -E -x c - >/dev/null" % (header, os.getenv('CC') or COMPILERS['CC'][0])
-        if run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+        if run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code:
             raise EasyBuildError("The header %s was not found: make %s a dependency (a module, or an external module "
                                  "with metadata), or install the operating system's development package "
                                  "(%s-devel, lib%s-dev)", header, name, name, name.replace('lib', ''))
-        self.log.info("Using %s of the operating system", name)
         return None
 
     def set_compilers(self):
@@ -185,8 +176,9 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         standard = self.release().cxx
         given = re.search(r'(?<!\S)CXX=["\']?([^\s"\']+)', self.cfg['configopts'])
         compiler = given.group(1) if given else os.getenv('CXX') or COMPILERS['CXX'][0]
-        cmd = "echo 'int main() { return 0; }' | %s -std=c++%s -fsyntax-only -x c++ -" % (compiler, standard)
-        if standard and run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+        # an empty file: nothing is compiled with an unknown standard
+        words = [compiler, '-std=c++%s' % standard, '-fsyntax-only', '-x', 'c++', os.devnull]
+        if standard and run(*words).exit_code:
             raise EasyBuildError("%s %s needs a compiler for C++%s, but %s does not support that. Make the module of a "
                                  "newer one a dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
                                  self.name, self.version, standard, compiler)
@@ -220,9 +212,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             if root:
                 # with a comma: EasyBuild's wrappers drop a '-rpath=' below /usr, such as /usr/local/cuda
                 ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
-        if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
-            # these link the driver's library; a node without GPU has only a stub of it
-            ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
         if ldflags:
             setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
@@ -237,7 +226,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         name, version = self.nccl_in_use()
         for text in known_problems({self.name: self.version.split('-')[0], name: version,
                                     'ROCm': get_software_version('ROCm')}):
-            print_warning(text, log=self.log)
+            self.warn(text)
         if not os.path.exists('configure') and not self.dry_run:
             self.make_configure()
         known = None if self.dry_run else set(
@@ -286,14 +275,12 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         if not provider or self.dry_run:
             return
         fi_info = os.path.join(root, 'bin', 'fi_info') if root else which('fi_info', on_error='ignore')
-        cmd = '"%s" -l' % fi_info
-        if root:
-            cmd = 'LD_LIBRARY_PATH="%s:$LD_LIBRARY_PATH" %s' % (libdir(root), cmd)
-        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+        own = ['env', 'LD_LIBRARY_PATH=%s:%s' % (libdir(root), os.getenv('LD_LIBRARY_PATH', ''))] if root else []
+        res = run(*own, fi_info or 'fi_info', '-l')
         providers = re.findall(r'^(\S+):\s*$', res.output, re.M)
-        if res.exit_code != EasyBuildExit.SUCCESS or not providers:
-            print_warning("Unknown whether libfabric has the provider '%s', which jobs need in order to use the "
-                          "network: %s failed: %s", provider, cmd, res.output.strip(), log=self.log)
+        if res.exit_code or not providers:
+            self.warn("Unknown whether libfabric has the provider '%s', which jobs need in order to use the "
+                      "network: %s failed: %s", provider, res.cmd, res.output.strip())
         elif provider not in providers:
             raise EasyBuildError("The libfabric in use (%s) has no provider '%s', so jobs would not use the network. "
                                  "It has: %s. Make the libfabric of the network's vendor the dependency",
@@ -329,9 +316,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         if os.path.exists(path) and not self.dry_run:
             self.check_library(path)
             self.check_provider()
-        if 'LD_LIBRARY_PATH' in (build_option('filter_env_vars') or []):
-            print_warning("Modules do not set $LD_LIBRARY_PATH: NCCL finds the plugin only if $NCCL_NET_PLUGIN is %s",
-                          path, log=self.log)
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
 
 

@@ -3,19 +3,16 @@
 import glob
 import os
 import re
-import shlex
 import tempfile
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.environmentpackage import EnvironmentPackage
 from easybuild.tools import LooseVersion
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
-from easybuild.tools.config import build_option
+from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.filetools import IGNORE, symlink, which
-from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, last_lines, with_parameters
+from slingtorch.install.dependencies import dependency_root, last_lines, run, with_parameters
 from slingtorch.install.process import (
-    OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
+    archs, check_two_ranks, mpi_launcher, needed_libraries, probe_pytorch, run_elsewhere)
 
 # Tested with these two only: the newer one with the whole patch, the older one with only its changes for C++17
 # (docs/verification.md).
@@ -98,8 +95,7 @@ class EB_Horovod(EnvironmentPackage):
     def find_cmake(self):
         """Full path of the CMake to build with: the first in $PATH, else the environment's own."""
         cmake = which('cmake', on_error=IGNORE) or os.path.join(os.path.dirname(self.master.own_python), 'cmake')
-        output = run_shell_cmd(shlex.quote(cmake) + ' --version', fail_on_error=False, hidden=True).output
-        found = re.search(r'cmake version ([\d.]+)', output)
+        found = re.search(r'cmake version ([\d.]+)', run(cmake, '--version').output)
         version = found.group(1) if found else None
         if not version or not LooseVersion(OLDEST_CMAKE) <= LooseVersion(version) < LooseVersion(UNTRIED_CMAKE):
             raise EasyBuildError("Horovod needs CMake %s or newer, below %s, but there is %s. Add a CMake module to "
@@ -119,19 +115,19 @@ class EB_Horovod(EnvironmentPackage):
     def cuda_options(self):
         """Variables for CUDA and NCCL."""
         cuda, nccl = self.root('CUDA', 'cuda_home'), self.root('NCCL', 'nccl_home')
-        archs = build_option('cuda_compute_capabilities') or self.master.cfg['cuda_compute_capabilities']
-        if not archs:
+        capabilities = archs(self.master.cfg, 'cuda_compute_capabilities')
+        if not capabilities:
             raise EasyBuildError("List of CUDA compute capabilities must be specified, as parameter "
                                  "cuda_compute_capabilities or as option of eb")
         if not glob.glob(os.path.join(nccl, 'lib*', 'libnccl.so')):
             raise EasyBuildError("There is no libnccl.so in %s/lib or lib64. Horovod would link a static NCCL, besides "
                                  "PyTorch's own and without the network plugin: correct nccl_home", nccl)
-        env.setvar('LD_LIBRARY_PATH', stub_directory(cuda) + ':' + os.environ.get('LD_LIBRARY_PATH', ''))
+        env.setvar('LD_LIBRARY_PATH', with_stub(cuda))
         return {
             'CUDA_PATH': cuda, 'HOROVOD_CUDA_HOME': cuda, 'HOROVOD_NCCL_HOME': nccl,
             'HOROVOD_GPU': 'CUDA', 'HOROVOD_GPU_OPERATIONS': self.cfg['gpu_operations'],
             'HOROVOD_NCCL_LINK': 'SHARED',
-            'HOROVOD_BUILD_CUDA_CC_LIST': ','.join(arch.replace('.', '') for arch in archs),
+            'HOROVOD_BUILD_CUDA_CC_LIST': ','.join(arch.replace('.', '') for arch in capabilities),
         }
 
     def sanity_check_step(self, *args, **kwargs):
@@ -142,31 +138,22 @@ class EB_Horovod(EnvironmentPackage):
 
     def check_build(self):
         """List of sentences about what is wrong with the installed Horovod."""
-        prefix = ''
+        bin_dir, words = os.path.dirname(self.master.own_python), []
         if self.cfg['gpu_operations']:
-            prefix = 'LD_LIBRARY_PATH="%s:$LD_LIBRARY_PATH" ' % stub_directory(self.root('CUDA', 'cuda_home'))
-        horovodrun = os.path.join(os.path.dirname(self.master.own_python), 'horovodrun')
-        res = run_shell_cmd(prefix + shlex.quote(horovodrun) + ' --check-build', fail_on_error=False, hidden=True,
-                            work_dir=tempfile.mkdtemp())
+            words = ['env', 'LD_LIBRARY_PATH=' + with_stub(self.root('CUDA', 'cuda_home'))]
+        res = run_elsewhere(*words, os.path.join(bin_dir, 'horovodrun'), '--check-build')
         wrong = compare_table(res.output, {
             'Available Frameworks': {'PyTorch'},
             'Available Controllers': {'MPI', 'Gloo'},
             'Available Tensor Operations': {'MPI', 'Gloo'} | {self.cfg['gpu_operations']} - {None},
         })
-        python, launcher = self.master.own_python, mpi_launcher(self.mpi_compiler())
         if self.cfg['gpu_operations']:
             libraries = glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'horovod', 'torch',
                                                'mpi_lib_v2*.so'))
             if not any('libnccl.so.2' in needed_libraries(path) for path in libraries):
                 wrong.append("Horovod is not linked with a shared NCCL, so its NCCL is not that of PyTorch")
-        if not wrong and launcher and build_option('mpi_tests'):
-            cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, ' '.join(OPENMPI_SETTINGS), shlex.quote(launcher),
-                                                shlex.quote(python), shlex.quote(ALL_REDUCE))
-            res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp())
-            if res.exit_code != EasyBuildExit.SUCCESS:
-                wrong.append("Horovod's all-reduce on 2 ranks failed. If %s is not allowed, as on a login node, add "
-                             "--disable-mpi-tests. The output is:\n%s" % (launcher, last_lines(res.output)))
-        return wrong
+        return wrong or check_two_ranks("Horovod's all-reduce", mpi_launcher(self.mpi_compiler()),
+                                        words + [self.master.own_python, '-s', '-c', ALL_REDUCE])
 
 
 def compare_table(output, expected):
@@ -183,11 +170,11 @@ def compare_table(output, expected):
     return wrong
 
 
-def stub_directory(cuda):
-    """A temporary directory with CUDA's stub libcuda.so as libcuda.so.1, for nodes without a driver."""
+def with_stub(cuda):
+    """$LD_LIBRARY_PATH with CUDA's stub libcuda.so as libcuda.so.1 in front, for nodes without a driver."""
     directory = tempfile.mkdtemp()
     for stub in [os.path.join(cuda, lib, 'stubs', 'libcuda.so') for lib in ['lib64', 'lib']]:
         if os.path.exists(stub):
             symlink(stub, os.path.join(directory, 'libcuda.so.1'))
             break
-    return directory
+    return directory + ':' + os.environ.get('LD_LIBRARY_PATH', '')

@@ -12,24 +12,22 @@ from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.tools import LooseVersion
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.config import build_option
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.dependencies import dependency_root, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import (
-    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
-    probe_pytorch)
+    archs, check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries, probe_pytorch,
+    run_path_flags)
 from slingtorch.job.machine import Machine
 
 # names of MPIs in EasyBuild or in the metadata of external modules
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 # for C and C++, in bin/ of the MPI among the dependencies, else in $PATH
 MPI_COMPILERS = ['mpicc', 'mpicxx']
-BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 # GiB that one compilation may need
 MEMORY_PER_JOB = 4
@@ -75,12 +73,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         self.mpi_compilers = None
         self.compiles_through_ccache = False
         self.ldflags = ''
-        self.expected = None
-
-    @property
-    def image_imports(self):
-        """Names of Python modules that must be importable from the image of the environment."""
-        return ['torch']
 
     # --- dependencies
 
@@ -92,44 +84,39 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Name and prefix of the first of these names that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
-    def archs(self, parameter):
-        """GPU architectures to build for, from the option of eb or the easyconfig parameter with that name."""
-        return build_option(parameter) or self.cfg[parameter]
-
-    def check_parameters(self):
-        """Check values of easyconfig parameters that have an effect only later."""
-        cuda = self.dependency(['CUDA'])
-        oldest = next((limit for since, limit in OLDEST_CUDA
-                       if LooseVersion(self.version) >= LooseVersion(since)), None)
-        if cuda and oldest:
-            found = ((cuda.get('external_module_metadata') or {}).get('version') or [cuda['version']])[0]
-            if found and LooseVersion(found) < LooseVersion(oldest):
-                raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer "
-                                     "one ('module avail cuda') with the modules for it, or an older PyTorch",
-                                     self.version, oldest, found)
+    def network_directories(self):
+        """Library directories of NCCL or RCCL and its plugin, where NCCL searches for the latter."""
+        roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
+        return [os.path.join(root, 'lib') for root in roots if root]
 
     def fetch_step(self, *args, **kwargs):
-        """Check parameters first, because downloading takes long."""
-        self.check_parameters()
+        """Check first that CUDA is new enough, because downloading takes long."""
+        cuda = self.dependency(['CUDA'])
+        found = cuda and software_of(cuda)['CUDA']
+        oldest = next((limit for since, limit in OLDEST_CUDA
+                       if LooseVersion(self.version) >= LooseVersion(since)), None)
+        if found and oldest and LooseVersion(found) < LooseVersion(oldest):
+            raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer one "
+                                 "('module avail cuda') with the modules for it, or an older PyTorch",
+                                 self.version, oldest, found)
         super().fetch_step(*args, **kwargs)
 
     def download_packages(self):
         """Download the packages only on the site with the modules; sources can be fetched ('eb --fetch') anywhere."""
         site, here = self.cfg['only_site'], self.cfg['site_name']
         if site and here and site != here:
-            print_warning("Only the sources of %s are fetched, not the packages of its Python environment: downloading "
-                          "these needs modules of the site '%s', but this is the site '%s'",
-                          os.path.basename(self.cfg.path), site, here, log=self.log)
+            self.warn("Only the sources of %s are fetched, not the packages of its Python environment: downloading "
+                      "these needs modules of the site '%s', but this is the site '%s'",
+                      os.path.basename(self.cfg.path), site, here)
         else:
             super().download_packages()
 
     def check_readiness_step(self):
         """Warn if the site's values are missing, also with --module-only; hooks refuse easyconfigs of other sites."""
         if self.cfg['only_site'] and not self.cfg['site_name']:
-            print_warning("%s is for the site '%s', but EasyBuild runs without the hooks of this bundle, so the module "
-                          "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
-                          "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'],
-                          log=self.log)
+            self.warn("%s is for the site '%s', but EasyBuild runs without the hooks of this bundle, so the module "
+                      "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
+                      "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'])
         super().check_readiness_step()
 
     def prepare_step(self, *args, **kwargs):
@@ -169,7 +156,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("$PATH has two MPIs: %s (%s) and %s. Unload one, or make the right one a "
                                  "dependency", self.mpi_compilers[0], own, found)
         if others:
-            print_warning("$PATH also has another MPI: %s. PyTorch is built with that of %s", found, name, log=self.log)
+            self.warn("$PATH also has another MPI: %s. PyTorch is built with that of %s", found, name)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
 
     # --- configuration
@@ -195,11 +182,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             return
         self.check_mpi()
         self.use_packaged_software()
-        # upstream's message is less helpful if there is none
-        if not self.first_root(BLAS_NAMES)[0]:
-            raise EasyBuildError("There is no BLAS to build PyTorch with: none of %s is among the dependencies. Add "
-                                 "one; an external module needs that name and a prefix in the metadata file",
-                                 ', '.join(BLAS_NAMES))
         self.limit_jobs()
 
         own_prefix = [self.installdir]
@@ -250,17 +232,15 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def limit_jobs(self):
         """Limit the number of parallel compilations to what memory allows."""
-        memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
+        memory = (Machine().free_memory()[0] or 0) / 2.0 ** 30
         if not memory:
-            self.log.info("The amount of free memory is unknown: keeping EasyBuild's number of compile jobs")
             return
-        jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
+        jobs = max(1, min(self.cfg.parallel, int(memory / MEMORY_PER_JOB)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may need %s GiB, and EasyBuild "
-                  "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
+                  "allows %s jobs (--max-parallel)" % (jobs, memory, MEMORY_PER_JOB, self.cfg.parallel))
         self.log.info(reason)
-        if memory < per_job:
-            print_warning("Little memory: %s. A compiler may be killed: build on a node with more memory", reason,
-                          log=self.log)
+        if memory < MEMORY_PER_JOB:
+            self.warn("Little memory: %s. A compiler may be killed: build on a node with more memory", reason)
         self.cfg.parallel = jobs
 
     def ccache_options(self):
@@ -298,11 +278,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         rocm = self.root('ROCm')
         if not rocm:
             return []
-        archs = self.archs('amdgcn_capabilities')
-        if not archs:
+        capabilities = archs(self.cfg, 'amdgcn_capabilities')
+        if not capabilities:
             raise EasyBuildError("List of AMD GPU architectures must be specified, either via amdgcn_capabilities "
                                  "(for example ['gfx90a']) or via --amdgcn-capabilities")
-        env.setvar('PYTORCH_ROCM_ARCH', ';'.join(archs))
+        env.setvar('PYTORCH_ROCM_ARCH', ';'.join(capabilities))
         env.setvar('ROCM_PATH', rocm)
         rccl = self.root('RCCL')
         if rccl:
@@ -310,10 +290,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             env.setvar('RCCL_PATH', rccl)
         run_shell_cmd('%s tools/amd_build/build_amd.py' % self.python_cmd)
         return ['USE_CUDA=0', 'USE_ROCM=1', 'USE_NCCL=1']
-
-    def gtl_library(self):
-        """Full path of the GPU Transport Layer, or None if none is wanted."""
-        return gtl_library(self.cfg['mpi_gtl'], self.archs)
 
     def gpu_aware_flags(self):
         """Compiler flags with which PyTorch passes GPU buffers to Cray MPICH; EasyBuildError if its sources never do.
@@ -335,28 +311,17 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                              "error. Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch to the patches", source)
 
     def link_flags(self):
-        """Flags that link every library with the GPU Transport Layer and add MPI's directory to its run path.
-
-        RPATH, not RUNPATH, because only RPATH also applies to libraries that are opened later, such as NCCL's plugin.
-        """
-        flags = ['-Wl,--disable-new-dtags']
-        mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]))
-        if not re.match(r'^/(usr/)?lib', mpi_dir):
-            flags.append('-Wl,-rpath,' + mpi_dir)
-        roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
+        """Flags that link every library with the GPU Transport Layer, and the run paths of MPI and NCCL."""
+        directories = self.network_directories()
         if self.installdir in [self.root(name) for name in PACKAGED_SOFTWARE.values()]:
-            roots.append(self.installdir)
-        flags += ['-Wl,-rpath,' + os.path.join(root, 'lib') for root in roots if root]
-        gtl = self.gtl_library()
-        if gtl:
-            flags += gtl_flags(gtl, self.root('CUDA'))
-        return flags
+            directories.append(os.path.join(self.installdir, 'lib'))
+        return ((run_path_flags(mpi_library(self.mpi_compilers[0])) or ['-Wl,--disable-new-dtags'])
+                + ['-Wl,-rpath,' + path for path in directories] + gtl_flags(gtl_library(self.cfg), self.root('CUDA')))
 
     # --- installation
 
     def install_step(self):
         """Compile and install; an error message shows where it failed, and whether a next run can resume."""
-        self.expected = None if self.dry_run else self.expectations()
         try:
             super().install_step()
         except RunShellCmdError as err:
@@ -374,42 +339,31 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         variables = {'LDFLAGS': self.ldflags, 'MPICC': self.mpi_compilers[0]}
         # setup.py builds for GPUs only if it finds one, and build nodes have none
         if self.root('CUDA'):
-            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(self.archs('cuda_compute_capabilities')))
+            variables.update(FORCE_CUDA='1',
+                             TORCH_CUDA_ARCH_LIST=';'.join(archs(self.cfg, 'cuda_compute_capabilities')))
         elif self.root('ROCm'):
-            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(self.archs('amdgcn_capabilities')))
-        return variables
-
-    def environment_variables(self):
-        """The variables of the runscripts, and those of the easyconfig and the site."""
-        variables = super().environment_variables()
-        for name in ['RUNSCRIPTS', 'RUNSCRIPTSPYTORCH']:
-            variables[name] = os.path.join(self.installdir, RUNSCRIPTS_DIR)
-        if self.cfg['gpu_visibility']:
-            variables['SLINGTORCH_GPU_VISIBILITY'] = self.cfg['gpu_visibility']
+            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(archs(self.cfg, 'amdgcn_capabilities')))
         return variables
 
     def write_scripts(self, directory):
         """Write the runscripts, and the activation scripts, which set the same variables as the module."""
         super().write_scripts(directory)
-        self.write_activation(directory)
-
-    def environment_search_paths(self):
-        """$LD_LIBRARY_PATH, where NCCL searches for its plugin."""
-        roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
-        libs = [os.path.join(root, 'lib') for root in roots if root]
-        return {'LD_LIBRARY_PATH': libs} if libs else {}
+        variables = dict.fromkeys(['RUNSCRIPTS', 'RUNSCRIPTSPYTORCH'], os.path.join(self.installdir, RUNSCRIPTS_DIR))
+        if self.cfg['gpu_visibility']:
+            variables['SLINGTORCH_GPU_VISIBILITY'] = self.cfg['gpu_visibility']
+        self.write_activation(directory, variables, {'LD_LIBRARY_PATH': self.network_directories()})
 
     # --- sanity
 
     def expectations(self):
         """What a process with the finished PyTorch must contain; with the keys for check_linkage()."""
-        gtl, nccl = self.gtl_library(), self.first_root(NCCL_NAMES)
+        nccl = self.first_root(NCCL_NAMES)
         compilers = self.mpi_compilers or self.find_mpi_compilers()
         return {
             'version': self.full_version(),
             'prefix': self.installdir,
             'mpi': mpi_library(compilers[0]) if compilers[0] else None,
-            'gtl': gtl,
+            'gtl': gtl_library(self.cfg),
             'nccl': nccl[1],
             'nccl_version': self.dependency([nccl[0]])['version'] if nccl[0] and self.dependency([nccl[0]]) else None,
             'plugin': self.first_root(PLUGIN_NAMES)[1],
@@ -427,9 +381,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             if isinstance(process, str):
                 self.sanity_check_fail_msgs.append(process)
             else:
-                print_msg("a process that imports PyTorch has: %s", describe_libraries(process), log=self.log,
-                          silent=self.silent)
-                self.sanity_check_fail_msgs += check_linkage(process, self.expected or self.expectations())
+                self.say("a process that imports PyTorch has: %s", describe_libraries(process))
+                self.sanity_check_fail_msgs += check_linkage(process, self.expectations())
         paths = {
             'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
             'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],

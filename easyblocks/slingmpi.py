@@ -5,7 +5,6 @@ EasyBuild support for slingmpi, MPI for a PyTorch without it (slingmpi/ of the b
 import json
 import os
 import re
-import shlex
 import tempfile
 
 import easybuild.tools.environment as env
@@ -13,15 +12,14 @@ from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.tools import LooseVersion
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
-from easybuild.tools.config import build_option
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import change_dir, copy_dir, mkdir, read_file
 from easybuild.tools.modules import get_software_root
-from easybuild.tools.run import RunShellCmdError, run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, last_lines, with_parameters
+from easybuild.tools.run import RunShellCmdError
+from slingtorch.install.dependencies import dependency_root, last_lines, run, with_parameters
 from slingtorch.install.process import (
-    OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher, mpi_library,
-    probe_pytorch)
+    check_two_ranks, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher, mpi_library,
+    probe_pytorch, real_libraries, run_path_flags)
 from slingtorch.job.machine import MPI_LIBRARY
 
 # found through EasyBuild's paths, relative to the bundle's directories in them
@@ -82,8 +80,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
 
     def run_there(self, *command):
         """Run a command (its words) where the PyTorch is."""
-        return run_shell_cmd(' '.join(shlex.quote(word) for word in self.in_container + list(command)),
-                             fail_on_error=False, hidden=True, split_stderr=True, work_dir=tempfile.gettempdir())
+        return run(*self.in_container, *command, split_stderr=True, work_dir=tempfile.gettempdir())
 
     def find_there(self, name):
         """Full path of a command in $PATH (the container's, for an image); '' if there is none."""
@@ -164,8 +161,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         if isinstance(process, str):
             raise EasyBuildError("slingmpi needs the PyTorch of a dependency called PyTorch, or of the environment "
                                  "that it extends, but there is none: %s", process)
-        print_msg("building for PyTorch %s (%s)", process['version'], os.path.dirname(process['file']), log=self.log,
-                  silent=build_option('silent'))
+        self.say("building for PyTorch %s (%s)", process['version'], os.path.dirname(process['file']))
         found = self.run_there(self.python_cmd, '-s', '-c', 'import setuptools; print(setuptools.__version__)')
         version = found.output.strip() if not found.exit_code else ''
         if not version or LooseVersion(version) < LooseVersion('70.1'):
@@ -190,15 +186,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
             raise EasyBuildError("slingmpi needs MPI's compiler '%s', but it links no MPI, or finds no C++ compiler. "
                                  "Add the module that provides it to the dependencies, or correct mpicxx",
                                  wanted)
-        # RPATH, because a job might otherwise use the MPI of the default programming environment
-        directory = os.path.dirname(library)
-        flags = ['-Wl,--disable-new-dtags', '-Wl,-rpath,' + directory] * (not re.match(r'^/(usr/)?lib', directory))
-        gtl = self.gtl_library()
-        return compiler, flags + (gtl_flags(gtl, dependency_root(self.cfg, 'CUDA')) if gtl else [])
-
-    def gtl_library(self):
-        """Full path of Cray MPICH's GPU Transport Layer, or None if none is wanted."""
-        return gtl_library(self.cfg['mpi_gtl'], lambda parameter: build_option(parameter) or self.cfg[parameter])
+        return compiler, run_path_flags(library) + gtl_flags(gtl_library(self.cfg), dependency_root(self.cfg, 'CUDA'))
 
     def install_step(self):
         """Let pip build and install; an error shows the compiler's messages."""
@@ -250,10 +238,8 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                   for text in process['import_errors']]
         if wrong:
             return wrong
-        print_msg("a process that imports slingmpi has: %s", describe_libraries(process), log=self.log,
-                  silent=build_option('silent'))
-        mapped = {os.path.realpath(path) for path in process['libraries']}
-        found = sorted(path for path in mapped if MPI_LIBRARY.match(os.path.basename(path)))
+        self.say("a process that imports slingmpi has: %s", describe_libraries(process))
+        found = real_libraries(process['libraries'], MPI_LIBRARY)
         expected = None if self.in_container else mpi_library(built['compiler'])
         if len(found) != 1:
             wrong.append("A process that imports slingmpi must have one MPI, but has %d: %s"
@@ -261,34 +247,19 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         elif expected and found != [expected]:
             wrong.append("slingmpi uses %s, but was built with %s, whose MPI is %s: is another MPI's directory in "
                          "$LD_LIBRARY_PATH?" % (found[0], built['compiler'], expected))
-        gtl = None if self.in_container else self.gtl_library()
-        if gtl and os.path.realpath(gtl) not in mapped:
+        gtl = None if self.in_container else gtl_library(self.cfg)
+        if gtl and os.path.realpath(gtl) not in map(os.path.realpath, process['libraries']):
             wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort with "
                          "MPICH_GPU_SUPPORT_ENABLED=1" % gtl)
-        launcher = self.find_launcher(built['compiler'])
-        if not wrong and launcher and build_option('mpi_tests'):
-            with tempfile.TemporaryDirectory() as directory:
-                done = self.run_there('env', *OPENMPI_SETTINGS, launcher, '-n', '2', *self.python_there(), '-s', '-c',
-                                      ALL_REDUCE, os.path.join(directory, 'store'))
-            if done.exit_code:
-                wrong.append("An all_reduce of slingmpi on 2 ranks failed. If %s is not allowed, as on a login node, "
-                             "add --disable-mpi-tests. The output is:\n%s"
-                             % (launcher, last_lines(done.output + (done.stderr or ''))))
-            else:
-                print_msg("an all_reduce on 2 ranks gives the right result (%s)", launcher, log=self.log,
-                          silent=build_option('silent'))
-        return wrong
-
-    def python_there(self):
-        """Words that start PyTorch's Python, for a command that already runs where the PyTorch is."""
-        return ['python'] if self.in_container else [self.python_cmd]
-
-    def find_launcher(self, compiler):
-        """Full path of the launcher beside MPI's compiler (in the container, for an image); None if there is none."""
-        if not self.in_container:
-            return mpi_launcher(compiler)
-        name = launcher_name(compiler)
-        return self.find_there(name) if name else None
+        if wrong:
+            return wrong
+        if self.in_container:
+            python, launcher = 'python', self.find_there(launcher_name(built['compiler']))
+        else:
+            python, launcher = self.python_cmd, mpi_launcher(built['compiler'])
+        with tempfile.TemporaryDirectory() as directory:
+            return check_two_ranks("An all_reduce of slingmpi", launcher, [
+                python, '-s', '-c', ALL_REDUCE, os.path.join(directory, 'store')], self.run_there)
 
     # --- the module
 

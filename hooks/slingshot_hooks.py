@@ -15,10 +15,10 @@ from typing import Any, Dict, List, Tuple
 
 from easybuild.framework.easyconfig.constants import EASYCONFIG_CONSTANTS
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, DEPENDENCIES, OTHER
-from easybuild.framework.easyconfig.easyconfig import ActiveMNS, get_easyblock_class, robot_find_easyconfig
+from easybuild.framework.easyconfig.easyconfig import get_easyblock_class, robot_find_easyconfig
 from easybuild.tools import version as easybuild_version
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
-from easybuild.tools.config import build_option, install_path
+from easybuild.tools.config import build_option
 from easybuild.tools.include import include_easyblocks
 
 # EasyBuild archives only this file (reprod/hooks beside an installation); the rest is then that of the active bundle.
@@ -119,23 +119,19 @@ def add_site_parameters(ec: Any, groups: List[str]) -> List[str]:
     site, added = chosen_site(), []
     easyblocks, easyconfig_values = easyblocks_of(ec), ec.parser.get_config_dict(validate=False)
     for name, value in site.parameter_values(groups).items():
-        if name in easyconfig_values:
-            ec.log.info("slingtorch: parameter %s of site %s is skipped: the easyconfig sets it", name, site.name)
-        elif name in ec and applies(value, ec, easyblocks):
+        if name in ec and name not in easyconfig_values and applies(value, ec, easyblocks):
             ec[name] = list(value.value) if isinstance(value.value, list) else value.value
             added.append(name)
     return added
 
 
-def add_site_values(ec: Any) -> List[str]:
+def add_site_values(ec: Any) -> None:
     """
     Add the site's values to an easyconfig; the easyconfig's own values stay.
 
     Environment values become entries of modextravars with pushenv, so that unloading the module restores the user's own
     value. Other values become easyconfig parameters of that name, if the easyblock knows them. site_name and site_gpu
     are set to the name and GPUs of the site, site_groups to all groups, and site_digest to a digest of the values.
-
-    :return: names of the variables and parameters that were added
     """
     site = chosen_site()
     try:
@@ -157,30 +153,31 @@ def add_site_values(ec: Any) -> List[str]:
     # a new dictionary, because the default one is shared with other easyconfigs
     modextravars = dict(ec['modextravars'])
     for name, value in env_values.items():
-        if name in modextravars:
-            ec.log.info("slingtorch: variable %s of site %s is skipped: the easyconfig sets it", name, site.name)
-        elif applies(value, ec, easyblocks):
+        if name not in modextravars and applies(value, ec, easyblocks):
             modextravars[name] = {'value': value.value, 'pushenv': True}
             added.append(name)
     if added:
         ec['modextravars'] = modextravars
-        what = os.path.basename(ec.path) if ec.path else ec.name
-        msg = "slingtorch: site %s: %s: %d site values (%s)" % (site.name, what, len(added), ', '.join(added))
+        msg = "slingtorch: site %s: %s: %d site values (%s)" % (
+            site.name, file_name(ec), len(added), ', '.join(added))
         for name in groups:
             msg += "; group %s, which needs: %s" % (name, site.groups[name].needs)
         ec.log.info(msg)
         _ADDED[ec.path] = msg
-    return added
+
+
+def file_name(ec: Any) -> str:
+    """Name of an easyconfig's file; its software's if EasyBuild parses a copy, which has no path."""
+    return os.path.basename(ec.path or ec.name)
 
 
 def generation_of(ec: Any, site: sites.Site) -> str:
     """The generation of modules for an easyconfig: from its file name, else its parameter, the user or the site."""
-    stem = os.path.splitext(os.path.basename(ec.path or ''))[0]
+    name = file_name(ec)
     for generation in site.generations:
-        if site.suffix(generation) and stem == '%s-%s%s' % (ec.name, ec.version, site.suffix(generation)):
+        if site.suffix(generation) and name == '%s-%s%s.eb' % (ec.name, ec.version, site.suffix(generation)):
             return generation
-    return site.generation(ec['site_generation'] or os.environ.get(sites.GENERATION_VARIABLE),
-                           os.path.basename(ec.path or ec.name))
+    return site.generation(ec['site_generation'] or os.environ.get(sites.GENERATION_VARIABLE), name)
 
 
 def link_easyconfig(name: str, version: str, suffix: str) -> None:
@@ -209,7 +206,7 @@ def add_site_dependencies(ec: Any) -> None:
     something of the generation at run time. The parameter is emptied, so that an easyconfig that EasyBuild writes
     (reprod/) has the dependencies themselves.
     """
-    site, asked_by = chosen_site(), os.path.basename(ec.path or ec.name)
+    site, asked_by = chosen_site(), file_name(ec)
     own = [dep[0].split('/')[0] for key in ('dependencies', 'builddependencies') for dep in ec[key]]
     # modules and software to install, each for run time and for the build only
     found: Dict[Tuple[str, bool], List[Any]] = {(kind, build): [] for kind in ('', 'eb') for build in (False, True)}
@@ -269,13 +266,6 @@ def add_software(dependencies: List[Any], own: List[str], software: Tuple[str, .
         dependencies.append((name, version, of_version))
 
 
-def print_site_values(ec: Any) -> None:
-    """Print what was added: only now, because eb parses an easyconfig several times, and others for --try-*."""
-    msg = _ADDED.pop(ec.path, None)
-    if msg:
-        print_msg(msg, silent=build_option('silent'))
-
-
 def refuse_other_site(self: Any) -> None:
     """
     Refuse to install easyconfigs for another site, because the modules they need would be missing.
@@ -304,20 +294,8 @@ def refuse_other_site(self: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
-def say_skipped(ec: Any) -> None:
-    """Warn if eb skips an installed module that --try-... should change, because eb's own message does not show it."""
-    if 'tweaked_easyconfigs' not in str(ec.path).split(os.sep) or build_option('rebuild') or build_option('force'):
-        return
-    name = ActiveMNS().det_full_module_name(ec)
-    path = os.path.join(install_path('mod'), build_option('suffix_modules_path'), name)
-    if any(os.path.isfile(path + ending) for ending in ('', '.lua')):
-        print_warning("slingtorch: %s is installed, so eb skips it and changes nothing. To change it, add --rebuild",
-                      name)
-
-
 def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """EasyBuild calls this for every easyconfig that it parses."""
-    say_skipped(ec)
     own = [dep for key in ('dependencies', 'builddependencies') for dep in ec[key]]
     if ec['site_dependencies'] or any(EXTERNAL_MODULE in dep for dep in own):
         # name, version and prefix of the site's modules, unless a metadata file of EasyBuild gives them
@@ -335,7 +313,9 @@ def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
 def pre_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
     """EasyBuild calls this before an installation."""
     refuse_other_site(self)
-    print_site_values(self.cfg)
+    # only now, because eb parses an easyconfig several times, and others for --try-*
+    if self.cfg.path in _ADDED:
+        print_msg(_ADDED.pop(self.cfg.path), silent=build_option('silent'))
 
 
 def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import glob
 import io
-import json
 import os
 import shlex
 import shutil
@@ -268,11 +267,6 @@ def site_variables(choice: Any, groups: Iterable[str]) -> Variables:
     ]
 
 
-def quote_csh(value: str) -> str:
-    """Quote a value for csh and tcsh, in which '!' is special even between single quotes."""
-    return "'%s'" % value.replace("'", "'\\''").replace('!', '\\!')
-
-
 def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> str:
     """Shell code that sets and unsets variables; variables that are already unset are skipped."""
     lines = []
@@ -283,7 +277,8 @@ def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> 
         elif SHELLS[shell] == 'sh':
             lines.append('export %s=%s' % (name, shlex.quote(value)))
         else:
-            lines.append('setenv %s %s;' % (name, quote_csh(value)))
+            # '!' is special even between single quotes
+            lines.append("setenv %s '%s';" % (name, value.replace("'", "'\\''").replace('!', '\\!')))
     return '\n'.join(lines) + '\n'
 
 
@@ -368,15 +363,6 @@ def run_env(args: argparse.Namespace) -> int:
 
 # --- slingtorch sites
 
-def site_data(site: Any, keys: Tuple[str, ...], why: Optional[str] = None) -> Dict[str, Any]:
-    """A site, for JSON."""
-    data = {key: getattr(site, key) for key in ('name', 'path') + keys}
-    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values()),
-                         ('references', site.references)):
-        data[key] = [{field: value for field, value in entry._asdict().items() if value} for entry in entries]
-    return dict(data, detected=why)
-
-
 def print_values(values: Iterable[Any], group: Optional[str] = None) -> None:
     """Print values, each with reason and source."""
     for value in values:
@@ -400,12 +386,11 @@ def print_site(site: Any) -> None:
     if not (site.env or site.parameters):
         print("This site sets no values.")
         return
-    if any(value.group is None for value in site.env):
-        print("\nEnvironment variables in the module of PyTorch:")
-        print_values(site.env)
-    if any(value.group is None for value in site.parameters):
-        print("\nEasyconfig parameters:")
-        print_values(site.parameters)
+    for what, values_ in (("Environment variables in the module of PyTorch", site.env),
+                          ("Easyconfig parameters", site.parameters)):
+        if any(value.group is None for value in values_):
+            print("\n%s:" % what)
+            print_values(values_)
     for group in site.groups.values():
         print("\nGroup %s (opt-in: slingtorch env --with %s): %s" % (group.name, group.name, group.title))
         print("  needs:  %s" % group.needs)
@@ -420,12 +405,17 @@ def print_site(site: Any) -> None:
             entry.tolerance, entry.source))
 
 
+def choice_text(choice: Any) -> str:
+    """The chosen site, with the reason."""
+    return "%s (%s)%s" % (choice.site.name, choice.why, '; ' + choice.warning if choice.warning else '')
+
+
 def site_text() -> str:
     """The site of this machine with its values, or the reason why there is none, for a report."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
             choice = sites.choose()
-            print("%s (%s)%s" % (choice.site.name, choice.why, '; ' + choice.warning if choice.warning else ''))
+            print(choice_text(choice))
             print("groups: %s\n" % (', '.join(sites.chosen_groups()) or 'none'))
             print_site(choice.site)
         except sites.SiteError as err:
@@ -444,55 +434,29 @@ def run_sites(args: argparse.Namespace) -> int:
         site = sites.load(args.name)
         if args.form:
             sys.stdout.write(formats.render(site, args.form, sites.split_list(args.group)))
-        elif args.json:
-            print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
             print_site(site)
         return 0
 
-    known = sites.load_all()
-    found = {site.name: why for site, why in sites.detected_sites(os.environ, sites.socket.gethostname())}
-    chosen, message, failed = None, None, False
+    chosen, failed = None, False
     try:
         choice = sites.choose()
         chosen = choice.site.name
-        message = "this machine: %s (%s)%s" % (chosen, choice.why, '; ' + choice.warning if choice.warning else '')
+        message = "this machine: %s" % choice_text(choice)
     except sites.SiteError as err:
         message, failed = str(err), True
-    if args.json:
-        print(json.dumps({'chosen': chosen, 'sites': [site_data(site, sites.SITE_KEYS, found.get(site.name))
-                                                      for site in known]}, indent=2, sort_keys=True))
-    elif not args.all:
-        networks = {}  # type: Dict[str, List[str]]
-        for site in known:
-            networks.setdefault(site.network, []).append('* '[site.name != chosen].strip() + site.name)
-        for network, names in sorted(networks.items()):
-            print(wrapped(' '.join(names), '%-12s ' % network, ' ' * 13, width=112))
-        print("'slingtorch sites NAME' shows the values of a site, each with its reason and its source; "
-              "'slingtorch sites --all'\ndescribes each site and its opt-in groups. *: this machine.")
-    else:
-        rows = [('  site', 'network', 'gpu', 'system and opt-in groups')]
-        for site in known:
-            rows.append(('* '[site.name != chosen] + ' ' + site.name, site.network, site.gpu, site.title))
-            rows += [('', '', '', '  %s: %s; needs %s' % (group.name, group.title, group.needs))
-                     for group in site.groups.values()]
-        print(table(rows), end='')
+    networks: Dict[str, List[str]] = {}
+    for site in sites.load_all():
+        networks.setdefault(site.network, []).append('*' * (site.name == chosen) + site.name)
+    for network, names in sorted(networks.items()):
+        print(wrapped(' '.join(names), '%-12s ' % network, ' ' * 13, width=112))
+    print("'slingtorch sites NAME' shows the values and the opt-in groups of a site, each with its reason and its "
+          "source.\n*: this machine.")
     note(message)
     return 1 if failed else 0
 
 
 # --- the other commands
-
-def run_lock(args: argparse.Namespace) -> int:
-    """slingtorch lock"""
-    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note, args.python)
-    return 0
-
-
-def run_new(args: argparse.Namespace) -> int:
-    """slingtorch new"""
-    return new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note)
-
 
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
@@ -563,24 +527,23 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
 
     showing = command('sites', run_sites, "list the sites and show which one this machine belongs to",
-                      "Lists the sites, or shows everything about one site.", as_json=True)
+                      "Lists the sites, or shows everything about one site.")
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    showing.add_argument('--all', action='store_true', help="describe each site and its opt-in groups")
     showing.add_argument('--format', choices=formats.FORMATS, dest='form',
                          help="print the values for use without modules: 'env' for a shell or --env-file, 'markdown' "
                               "for a documentation page (without NAME: a table of all sites)")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
-    locking = command('lock', run_lock, "write the lock file of a PythonVenv easyconfig", """
+    locking = command('lock', lambda args: lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note),
+                      "write the lock file of a PythonVenv easyconfig", """
         Resolves the packages of the easyconfig with uv, for the Python versions and platforms in the easyconfig, and
         writes versions and hashes to the lock file beside the easyconfig. $SLINGTORCH_UV selects another uv.""")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of an easyconfig of the bundle")
-    locking.add_argument('--python', metavar='PYTHON',
-                         help="Python whose pip configuration gives the package indexes (default: this one)")
 
-    making = command('new', run_new, "write an easyconfig for your project", """
+    making = command('new', lambda args: new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note),
+                     "write an easyconfig for your project", """
         Writes an easyconfig and its lock file for a project's packages, with the PyTorch of another easyconfig. Builds
-        wheels of the project's own packages in the same directory. See docs/environments.md.""")
+        wheels of the project's own packages, all in the working directory. See docs/environments.md.""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")
@@ -589,7 +552,6 @@ def make_parser() -> argparse.ArgumentParser:
     making.add_argument('--build', action='append', default=[], metavar='REQUIREMENT',
                         help="build a wheel of a package without one, by 'pip wheel'; also NAME @ git+https://...")
     making.add_argument('--python', metavar='PYTHON', help="Python to use (default: the site's, else python3)")
-    making.add_argument('--directory', metavar='DIR', default='.', help="directory for the files (default: this one)")
 
     explaining = command('explain', run_explain, "find out from a job's output why it failed", """
         Reads the output of jobs and prints the cause, the line that shows it and the remedy. Exit status: 0 a known
@@ -608,14 +570,14 @@ def make_parser() -> argparse.ArgumentParser:
             as_json=True)
     actions = commands.add_parser('site', help="write a site file").add_subparsers(dest='action', metavar='new')
     actions.required = True     # not an argument of add_subparsers() before Python 3.7
-    new = actions.add_parser('new', help="describe this machine", description="""
+    writing = actions.add_parser('new', help="describe this machine", description="""
         Examines this machine and writes a commented site file into your configuration (docs/sites.md). Each value comes
         with its reason, and comments name what could not be detected. Nothing is overwritten. A login node does not
         show everything: 'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest and keeps your
         edits.""")
-    new.add_argument('name', metavar='NAME', help="name of the site")
-    new.add_argument('--complete', action='store_true', help="on a compute node: add what the file lacks")
-    new.set_defaults(function=write.run_new)
+    writing.add_argument('name', metavar='NAME', help="name of the site")
+    writing.add_argument('--complete', action='store_true', help="on a compute node: add what the file lacks")
+    writing.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)
     report.add_parser(commands, site_text)

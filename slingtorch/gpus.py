@@ -28,10 +28,9 @@ Wheel = namedtuple('Wheel', ['name', 'version', 'kind', 'toolkit', 'machines', '
 Answer = Tuple[Optional[str], str]
 
 
-def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
-    """The table of drivers (default: the bundle's): {major version of CUDA: oldest driver}."""
-    path = table or os.path.join(bundle_root(), 'runscripts', 'lib', 'drivers.cfg')
-    with open(path) as stream:
+def oldest_drivers() -> Dict[int, int]:
+    """The table of drivers: {major version of CUDA: oldest driver}."""
+    with open(os.path.join(bundle_root(), 'runscripts', 'lib', 'drivers.cfg')) as stream:
         rows = [line.split() for line in stream if not line.startswith('#')]
     return {int(row[0]): int(row[1]) for row in rows}
 

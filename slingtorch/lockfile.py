@@ -18,6 +18,8 @@ import urllib.parse
 import urllib.request
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from slingtorch.job.records import write_whole
+
 PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
 # the glibc versions of platforms that uv knows (uv help pip compile, --python-platform)
 UV_GLIBCS = [17, 28] + list(range(31, 41))
@@ -190,17 +192,6 @@ def problem_of(output: str, problems: Any) -> Any:
     return next((problem for problem in problems if re.search(problem[0], output)), ('', ''))
 
 
-def no_answer(address: str, reason: Any) -> Any:
-    """The error for an index of the easyconfig: without this index, uv might use another one's package of that name."""
-    proxies = urllib.request.getproxies()
-    bad = [value for name, value in proxies.items() if name != 'no' and not PROXY_REGEX.match(value)]
-    if bad:
-        # uv continues without a proxy
-        reason = "InvalidProxyURL %s. %s" % (bad[0], PROXY_PROBLEM[1])
-    return RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run this on "
-                        "a machine that reaches the index, or use a proxy ($https_proxy)" % (address, reason))
-
-
 def uv_compile(uv: str, target: Target, settings: Settings, index_urls: List[str], *words: str, text: str = '') -> Any:
     """Run 'uv pip compile' for a Target with pip's settings, more arguments and an input; the CompletedProcess."""
     glibc, machine = PLATFORM_REGEX.match(target.platform).groups()  # type: ignore
@@ -231,7 +222,15 @@ def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target,
         reason = (re.findall(r'(?:cause|Caused by): (.*)', done.stderr) or [''])[-1]
         failed = [address for address in index_urls if url and url.group(1).startswith(address)]
         if failed:
-            raise no_answer(url.group(1), reason)  # type: ignore
+            # without this index, uv might use another one's package of that name
+            bad = [value for name, value in urllib.request.getproxies().items()
+                   if name != 'no' and not PROXY_REGEX.match(value)]
+            if bad:
+                # uv continues without a proxy
+                reason = "InvalidProxyURL %s. %s" % (bad[0], PROXY_PROBLEM[1])
+            raise RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run "
+                               "this on a machine that reaches the index, or use a proxy ($https_proxy)"
+                               % (url.group(1), reason))  # type: ignore
         extra = settings.get('extra-index-url', '').split()
         failed = [address for address in extra if url and url.group(1).startswith(hide_login(address))]
         if not failed:
@@ -248,11 +247,6 @@ def hide_login(address: str) -> str:
     return re.sub(r'//[^/@]*@', '//', address)
 
 
-def entries_of_uv(output: str) -> Any:
-    """The text of each package in the output of 'uv pip compile'."""
-    return re.split(r'\n(?=\S)', output.strip())
-
-
 def wheel_version(address: str) -> Any:
     """Version in the address of a wheel (PEP 427); '' for any other file."""
     name = urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(address).path))
@@ -266,7 +260,7 @@ def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) 
     :param pages: --find-links of pip's settings
     """
     packages, indexes = [], set()
-    for entry in entries_of_uv(output):
+    for entry in re.split(r'\n(?=\S)', output.strip()):
         found = re.match(r'([\w.-]+)(?:==| @ )(\S+)', entry)
         address = found.group(2).partition('#')[0] if found and ' @ ' in found.group() else ''
         version = wheel_version(address) if address else found and found.group(2)
@@ -289,16 +283,12 @@ def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) 
                                % (name, version, ', '.join(index_urls), index or 'another one'))
         indexes.add(index.rstrip('/'))
         packages.append(Package(normalised(name), version, tuple(hashes), address))
-    check_indexes_used(index_urls, [address for address in index_urls if address.rstrip('/') in indexes])
+    unused = [address for address in index_urls if address.rstrip('/') not in indexes]
+    if unused:
+        # its address may be wrong, or a login page
+        raise RuntimeError("The package index %s has none of these packages: is its address right? Nothing was "
+                           "written. If the index is not needed, remove it from index_urls" % unused[0])
     return packages
-
-
-def check_indexes_used(index_urls: List[str], used: Any) -> None:
-    """Raise an error for an index on which nothing was found: its address may be wrong, or a login page."""
-    for address in index_urls:
-        if address not in used:
-            raise RuntimeError("The package index %s has none of these packages: is its address right? Nothing was "
-                               "written. If the index is not needed, remove it from index_urls" % address)
 
 
 def sha256(path: str) -> str:
@@ -322,23 +312,9 @@ def marker(targets: Any, among: Any) -> str:
     return ' ; ' + ' or '.join(parts) if by_python or by_machine else ''
 
 
-def lock_lines(found: Any) -> Any:
-    """Lines of a requirements file with hashes, from {Target: list of Package}."""
-    packages: Dict[Any, Any] = {}
-    for target, chosen in found.items():
-        for package in chosen:
-            targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
-            targets.append(target)
-            hashes.update(package.hashes)
-    lines = []
-    for (name, version), (targets, hashes) in sorted(packages.items()):
-        lines += ['%s==%s%s \\' % (name, version, marker(targets, list(found))),
-                  ' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes))]
-    return lines
-
-
 def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
-    """Text of a lock file. PythonVenv compares its head (read_head()) with easyconfig, Python and machine."""
+    """Text of a lock file, from {Target: list of Package}. PythonVenv compares its head (read_head()) with the
+    easyconfig, Python and machine."""
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
             '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
@@ -349,7 +325,16 @@ def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
     head += ['--find-links ' + link for link in sorted({
         package.link for chosen in found.values() for package in chosen}) if link.startswith('http')]
     head += ['--only-binary :all:', '']
-    return '\n'.join(head + lock_lines(found)) + '\n'
+    packages: Dict[Any, Any] = {}
+    for target, chosen in found.items():
+        for package in chosen:
+            targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
+            targets.append(target)
+            hashes.update(package.hashes)
+    for (name, version), (targets, hashes) in sorted(packages.items()):
+        head += ['%s==%s%s \\' % (name, version, marker(targets, list(found))),
+                 ' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes))]
+    return '\n'.join(head) + '\n'
 
 
 def read_head(text: str) -> Any:
@@ -364,21 +349,6 @@ def machine_at_hand() -> Any:
     libc = os.confstr('CS_GNU_LIBC_VERSION') or ''
     minor = re.match(r'glibc 2\.(\d+)', libc)
     return libc or 'another C library', int(minor.group(1)) if minor else None, os.uname().machine
-
-
-def replace_file(path: str, text: str) -> None:
-    """Replace a file by way of a new one: if the disk is full, the old file stays."""
-    try:
-        with open(path + '.new', 'w') as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if os.path.exists(path):
-            shutil.copymode(path, path + '.new')
-        os.replace(path + '.new', path)
-    finally:
-        if os.path.exists(path + '.new'):
-            os.remove(path + '.new')
 
 
 def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, say: Say) -> None:
@@ -409,5 +379,5 @@ def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, say: Say) 
             target = Target(version, platform)
             say("resolving packages for Python %s on %s with uv" % target)
             found[target] = resolve_with_uv(uv, recipe['wanted'], recipe['index_urls'], target, settings, say)
-    replace_file(lock_file, lock_text(file_name, recipe, found))
+    write_whole({lock_file: lock_text(file_name, recipe, found)})
     say("%s: %d packages" % (lock_file, len({package[:2] for chosen in found.values() for package in chosen})))

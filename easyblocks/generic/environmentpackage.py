@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """EasyBuild support for a Python package as an extension of a Python environment, implemented as an easyblock."""
 import os
-import re
 
 import easybuild.easyblocks.generic._bundle  # noqa: F401  # before slingtorch is imported
 import easybuild.tools.environment as env
@@ -9,7 +8,7 @@ from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which
 from slingtorch.install.dependencies import check_types, with_parameters
-from slingtorch.install.process import check_mpi, mpi_library
+from slingtorch.install.process import check_mpi, mpi_library, run_path_flags
 
 
 class EnvironmentPackage(PythonPackage):
@@ -60,10 +59,8 @@ class EnvironmentPackage(PythonPackage):
                                      "dependencies, or correct mpicc", self.name, self.cfg['mpicc'],
                                      "it links no MPI" if self.mpi_compiler() else "it is not in $PATH")
             env.setvar('MPICC', self.cfg['mpicc'])
-            mpi_dir = os.path.dirname(library)
-            if not re.match(r'^/(usr/)?lib', mpi_dir):
-                # else a job might use the MPI of the default programming environment
-                env.setvar('LDFLAGS', '-Wl,--disable-new-dtags -Wl,-rpath,' + mpi_dir)
+            if run_path_flags(library):
+                env.setvar('LDFLAGS', ' '.join(run_path_flags(library)))
         super().configure_step()
 
     def mpi_compiler(self):

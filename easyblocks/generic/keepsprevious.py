@@ -5,7 +5,7 @@ import stat
 
 import easybuild.easyblocks.generic._bundle  # noqa: F401  # before slingtorch is imported
 from easybuild.framework.easyblock import EasyBlock, StopException
-from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import adjust_permissions, remove_dir, remove_file
 from slingtorch.install.dependencies import check_types
@@ -26,16 +26,28 @@ class KeepsPrevious(EasyBlock):
         super().__init__(*args, **kwargs)
         check_types(self.cfg, self.extra_options())
 
+    def say(self, text, *args):
+        """Print a message, and log it."""
+        print_msg(text, *args, log=self.log, silent=build_option('silent'))
+
+    def warn(self, text, *args):
+        """Print a warning, and log it."""
+        print_warning(text, *args, log=self.log)
+
+    @property
+    def module_only(self):
+        """Whether eb only makes the module."""
+        return build_option('module_only') or self.cfg['module_only']
+
     def remove_module_file(self):
         """Leave the module in place until the new one replaces it, because jobs may load it meanwhile."""
-        if not self.will_set_aside() and not build_option('module_only') and not self.cfg['module_only']:
+        if not self.will_set_aside() and not self.module_only:
             super().remove_module_file()
 
     def will_set_aside(self):
         """Whether make_installdir() will replace a working installation."""
         return (self.sets_aside and os.path.isfile(self.mod_filepath) and os.path.isdir(self.installdir) and not (
-            self.dry_run or build_option('module_only') or self.cfg['module_only'] or self.cfg['keeppreviousinstall']
-            or build_option('ignore_locks')))  # without locks another eb may be working
+            self.dry_run or self.module_only or self.cfg['keeppreviousinstall']))
 
     def make_installdir(self, *args, **kwargs):
         """Move the old installation aside, the module first, so that nobody loads a half installation."""
@@ -69,7 +81,7 @@ class KeepsPrevious(EasyBlock):
     def end_replacement(self):
         """Move the old installation back, or remove it if the new installation has its module."""
         module, installation = aside(self.mod_filepath), aside(self.installdir)
-        if build_option('ignore_locks') or not (os.path.lexists(module) or os.path.lexists(installation)):
+        if not (os.path.lexists(module) or os.path.lexists(installation)):
             return
         try:
             if os.path.lexists(module) and not os.path.lexists(self.mod_filepath):
@@ -77,8 +89,7 @@ class KeepsPrevious(EasyBlock):
                     remove_dir(self.installdir)
                     os.rename(installation, self.installdir)
                 os.rename(module, self.mod_filepath)
-                print_msg("the previous installation in %s is restored", self.installdir, log=self.log,
-                          silent=self.silent)
+                self.say("the previous installation in %s is restored", self.installdir)
             else:
                 # in this order: a directory without its module is never moved back
                 remove_file(module)

@@ -9,12 +9,12 @@ import tempfile
 from easybuild.easyblocks.generic.keepsprevious import aside
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
 from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
-from easybuild.tools.run import RunShellCmdError, run_shell_cmd
-from slingtorch.install.dependencies import last_lines, modules_loaded, with_parameters
+from easybuild.tools.run import RunShellCmdError
+from slingtorch.install.dependencies import last_lines, modules_loaded, run, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.lockfile import wheel_dir
 
@@ -61,16 +61,7 @@ class PythonEnvironment(EasyBlock):
 
     def dependency(self, names):
         """The first dependency with one of these names (its own or in its metadata), or None."""
-        for dep in self.cfg.dependencies():
-            metadata = dep.get('external_module_metadata') or {}
-            if any(name in [dep['name']] + metadata.get('name', []) for name in names):
-                return dep
-        return None
-
-    @property
-    def image_imports(self):
-        """Names of Python modules that must be importable from the image of the environment."""
-        return []
+        return next((dep for dep in self.cfg.dependencies() if set(names).intersection(software_of(dep))), None)
 
     @property
     def uses_conda(self):
@@ -89,14 +80,12 @@ class PythonEnvironment(EasyBlock):
 
     def download_packages(self):
         """Download the packages of the environment, with the Python or conda of the modules."""
-        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
-                 if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
-        with modules_loaded(self, names):
+        with modules_loaded(self, lambda dep: dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']):
             self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):
         """Make the environment, or download packages for it that are missing."""
-        packages = ' '.join(shlex.quote(pkg) for pkg in self.cfg['python_packages'] + self.cfg['extra_packages'])
+        packages = self.cfg['python_packages'] + self.cfg['extra_packages']
         store = wheel_dir(source_paths()[0], self.name)
         if self.uses_conda:
             store = os.path.join(os.path.dirname(store), 'conda')
@@ -106,39 +95,34 @@ class PythonEnvironment(EasyBlock):
             if not conda:
                 raise EasyBuildError("The environment needs conda, but conda is not in $PATH: does the "
                                      "module %s provide it?", self.dependency(CONDA_NAMES)['full_mod_name'])
-            cmd = 'CONDA_PKGS_DIRS=%s %s create --yes --prefix %s --override-channels --channel conda-forge ' % (
-                shlex.quote(store), shlex.quote(conda), shlex.quote(path))
-            offline, online = cmd + '--offline ', cmd
-            if fetch:
-                offline, online = offline + '--download-only ', online + '--download-only '
+            command = ['env', 'CONDA_PKGS_DIRS=' + store, conda, 'create', '--yes', '--prefix', path,
+                       '--override-channels', '--channel', 'conda-forge'] + ['--download-only'] * fetch
+            offline = ['--offline']
         else:
             root = get_software_root('Python')
             python = os.path.join(root, 'bin', 'python3') if root else which('python3', on_error=IGNORE)
             if not python:
                 raise EasyBuildError("There is no python3: add a module of Python or of conda to the dependencies")
-            self.run_environment_command([shlex.quote(python) + ' -m venv ' + shlex.quote(path)], 'Making')
-            pip = '%s/bin/python -m pip --disable-pip-version-check ' % shlex.quote(path)
-            if fetch:
-                online = pip + 'download --only-binary :all: --progress-bar off --dest %s ' % shlex.quote(store)
-                offline = online + '--no-index --find-links %s ' % shlex.quote(store)
-            else:
-                offline = pip + 'install --no-index --find-links %s ' % shlex.quote(store)
+            self.run_environment_command([[python, '-m', 'venv', path]], 'Making')
+            command = [os.path.join(path, 'bin', 'python'), '-m', 'pip', '--disable-pip-version-check']
+            command += ['download', '--only-binary', ':all:', '--progress-bar', 'off', '--dest', store] if fetch else [
+                'install']
+            offline = ['--no-index', '--find-links', store]
         if packages or self.uses_conda:
             # no server is contacted if all packages are present
-            commands = [offline, online] if fetch else [offline]
-            self.run_environment_command([cmd + packages for cmd in commands],
-                                         'Downloading for' if fetch else 'Making')
+            commands = [command + options + packages for options in ([offline, []] if fetch else [offline])]
+            self.run_environment_command(commands, 'Downloading for' if fetch else 'Making')
 
     def run_environment_command(self, commands, doing):
         """Run commands until one succeeds; EasyBuildError with the last one's output if none does."""
-        for cmd in commands:
-            res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
-            if res.exit_code == EasyBuildExit.SUCCESS:
+        for words in commands:
+            res = run(*words)
+            if not res.exit_code:
                 return
         raise EasyBuildError("%s the Python environment failed. Without network, first run 'eb --fetch %s' on a "
                              "machine with one. If a package cannot be found, change python_packages or "
                              "extra_packages. The command was\n%s\nIts output ends with\n%s",
-                             doing, os.path.basename(self.cfg.path), cmd, last_lines(res.output))
+                             doing, os.path.basename(self.cfg.path), res.cmd, last_lines(res.output))
 
     # --- installation
 
@@ -171,8 +155,7 @@ class PythonEnvironment(EasyBlock):
         finished = os.path.join(self.installdir, FINISHED)
         if os.path.exists(finished) and read_file(finished) == self.recipe and not (
                 build_option('rebuild') or build_option('force')):
-            print_msg("keeping %s itself: in an earlier run, only an extension failed", self.name,
-                      log=self.log, silent=self.silent)
+            self.say("keeping %s itself: in an earlier run, only an extension failed", self.name)
             self.is_kept = self.cfg['keeppreviousinstall'] = True
         return super().make_installdir(*args, **kwargs)
 
@@ -191,9 +174,9 @@ class PythonEnvironment(EasyBlock):
             super().extensions_step(*args, **kwargs)
         except (EasyBuildError, RunShellCmdError):
             if not os.path.lexists(aside(self.mod_filepath)):  # else the old installation is restored
-                print_warning("An extension failed. %s itself is complete and stays in %s. Run the same command again "
-                              "to continue with the extensions, or add --rebuild to start from scratch", self.name,
-                              self.installdir, log=self.log)
+                self.warn("An extension failed. %s itself is complete and stays in %s. Run the same command again "
+                          "to continue with the extensions, or add --rebuild to start from scratch", self.name,
+                          self.installdir)
             raise
 
     def post_processing_step(self):
@@ -202,7 +185,7 @@ class PythonEnvironment(EasyBlock):
         if self.dry_run:
             return
         if self.cfg['environment_image']:
-            make_image(self.installdir, self.cfg.parallel, self.image_imports)
+            make_image(self.installdir, self.cfg.parallel, [self.options['modulename']])
         remove_file(os.path.join(self.installdir, FINISHED))
 
     def install_step(self):
@@ -233,30 +216,23 @@ class PythonEnvironment(EasyBlock):
 
     # --- module and activation
 
-    def environment_variables(self):
-        """Variables, besides EasyBuild's own, that both the module and activation set: {name: value}."""
-        variables = {}
+    def write_activation(self, directory, variables, search_paths):
+        """Make activation set the module's variables, and deactivation restore them; write to a copy of the directory.
+
+        :param variables: besides those of the easyconfig and the site: {name: value}
+        :param search_paths: directories to put first, as the modules do: {name: [directory]}
+        """
         if self.cfg['environment_image']:
             variables['SLINGTORCH_ENVIRONMENT_IMAGE'] = os.path.join(self.installdir, IMAGE)
         for name, value in self.cfg['modextravars'].items():
             variables[name] = str(value['value'] if isinstance(value, dict) else value)
-        return variables
-
-    def environment_search_paths(self):
-        """Directories that activation must put first in search paths, as the modules do: {name: [directory]}."""
-        return {}
-
-    def write_activation(self, directory):
-        """Make activation set the variables, and deactivation restore them; write to a copy of the directory."""
         scripts = {kind: 'etc/conda/%s.d/slingtorch.sh' % kind for kind in ['activate', 'deactivate']}
         activation, own = [shlex.quote(os.path.join(self.installdir, path)) for path in scripts.values()]
         activate = ['if [ "${SLINGTORCH_ACTIVATED-}" != %s ]; then' % own,
                     '    # first restore the values of another such environment',
                     '    if [ -r "${SLINGTORCH_ACTIVATED-}" ]; then . "$SLINGTORCH_ACTIVATED"; fi']
         deactivate = ['if [ "${SLINGTORCH_ACTIVATED-}" = %s ]; then' % own]
-        names = sorted(self.environment_variables().items())
-        paths = sorted(self.environment_search_paths().items())
-        for name, value in names + paths:
+        for name, value in sorted(variables.items()) + [item for item in search_paths.items() if item[1]]:
             saved = 'SLINGTORCH_SAVED_' + name
             activate.append('    if [ -n "${%s+x}" ]; then export %s="$%s"; fi' % (name, saved, name))
             if isinstance(value, list):

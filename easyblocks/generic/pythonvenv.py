@@ -13,13 +13,12 @@ import urllib.parse
 import urllib.request
 
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
-from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
+from slingtorch.install.dependencies import dependency_root, modules_loaded, run, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
@@ -37,7 +36,7 @@ INDEX_TIMEOUT = 2
 # For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
 # elsewhere. pip's option --isolated ignores the PIP_* variables and the user's file, but not the file in
 # $PIP_CONFIG_FILE.
-WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
+WITHOUT_PIP_CONFIG = ['env', 'PIP_CONFIG_FILE=' + os.devnull]
 
 # Do not compile the tests of packages, which would take a third of the time: no job imports them.
 NOT_COMPILED = '/tests?/'
@@ -77,8 +76,7 @@ PIP_PROBLEMS = [
 def python_version(python):
     """Version of a Python, major.minor."""
     code = 'import sys; print("%s.%s" % sys.version_info[:2])'
-    return run_shell_cmd('%s -c %s' % (shlex.quote(python), shlex.quote(code)), hidden=True,
-                         in_dry_run=True).output.strip()
+    return run(python, '-c', code, in_dry_run=True).output.strip()
 
 
 class PythonVenv(RunScripts):
@@ -148,16 +146,8 @@ class PythonVenv(RunScripts):
                              self.lock_file, self.wheel_dirs()[0])
         elif not wants_checksums_only(skip_checksums):
             # pip chooses wheels for the Python that runs it
-            with modules_loaded(self, self.module_names()):
+            with modules_loaded(self):
                 self.download_wheels(self.find_python())
-
-    def module_names(self):
-        """Names of the dependencies' modules."""
-        return [dep['full_mod_name'] for dep in self.cfg.dependencies()]
-
-    def prompt(self):
-        """Prompt of a shell in which the environment is active."""
-        return '%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix'])
 
     def named_easyconfigs(self):
         """Full paths of the easyconfigs on the command line, if this one was amended ('eb --try-amend')."""
@@ -174,8 +164,8 @@ class PythonVenv(RunScripts):
         if path:
             self.lock_file = path
             if not checksum and not for_checksums and not self.is_own_lock_file():
-                print_warning("The easyconfig has no checksum for %s, so a changed lock file would not be noticed. To "
-                              "add it: eb --inject-checksums=sha256 --force %s", path, easyconfig, log=self.log)
+                self.warn("The easyconfig has no checksum for %s, so a changed lock file would not be noticed. To "
+                          "add it: eb --inject-checksums=sha256 --force %s", path, easyconfig)
         elif not self.cfg['python_packages']:
             # EasyBuild's own message lists the directories that it has searched
             return
@@ -190,7 +180,7 @@ class PythonVenv(RunScripts):
                                  ", but the easyconfig has a checksum for it" if checksum else '',
                                  ', '.join(["those of pip's configuration"] + self.cfg['index_urls']), easyconfig)
         else:
-            with modules_loaded(self, self.module_names()):
+            with modules_loaded(self):
                 self.make_lock_file(name)
 
     def is_own_lock_file(self):
@@ -200,7 +190,7 @@ class PythonVenv(RunScripts):
     def make_lock_file(self, name):
         """Make the lock file in the source path, and print what is in it."""
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
-        print_msg("there is no lock file %s yet: resolving packages...", name, log=self.log, silent=self.silent)
+        self.say("there is no lock file %s yet: resolving packages...", name)
         python, recipe = self.find_python(), recipe_of(self.cfg)
         mkdir(os.path.dirname(path), parents=True)
         try:
@@ -213,8 +203,8 @@ class PythonVenv(RunScripts):
         wanted = [re.split(r'[^\w.-]', word)[0] for word in recipe['wanted']]
         shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
         more = " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else ''
-        print_msg("pinned %s%s, for Python %s, in %s. The next installation is the same; remove this file to renew",
-                  ', '.join(shown), more, ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
+        self.say("pinned %s%s, for Python %s, in %s. The next installation is the same; remove this file to renew",
+                 ', '.join(shown), more, ', '.join(read_head(text)[0]), path)
 
     def uv_for(self, python):
         """Path of uv if it can install for that Python (it supports 3.8 or newer), else None."""
@@ -222,8 +212,8 @@ class PythonVenv(RunScripts):
 
     def python_with_pip(self, python, work_dir):
         """Path of a Python with pip: this one, or that of a virtual environment made in this directory."""
-        res = run_shell_cmd('%s -s -c "import pip"' % shlex.quote(python), fail_on_error=False, hidden=True)
-        return self.make_venv(python, os.path.join(work_dir, 'venv')) if res.exit_code else python
+        has_no_pip = run(python, '-s', '-c', 'import pip').exit_code
+        return self.make_venv(python, os.path.join(work_dir, 'venv')) if has_no_pip else python
 
     def wheel_dirs(self):
         """Directories with downloaded packages, one per source path; downloads of all versions go to the first."""
@@ -280,10 +270,9 @@ class PythonVenv(RunScripts):
         if problem:
             raise EasyBuildError("The lock file %s %s%s", self.lock_file, problem, remedy)
 
-    def make_venv(self, python, path, options=''):
+    def make_venv(self, python, path, *options):
         """Make a virtual environment; return the path of its Python."""
-        cmd = '%s -m venv %s %s' % (shlex.quote(python), options, shlex.quote(path))
-        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+        res = run(python, '-m', 'venv', *options, path)
         if res.exit_code:
             hint = ". On Debian and Ubuntu, install the package python3-venv"
             raise EasyBuildError("Making a virtual environment with %s failed%s:\n%s", python,
@@ -301,24 +290,22 @@ class PythonVenv(RunScripts):
         with tempfile.TemporaryDirectory() as work_dir:
             found = self.look_for_wheels(python, work_dir)
             # the installation verifies the hashes: doing so twice would cost a second per gigabyte or two
-            if found.exit_code == EasyBuildExit.SUCCESS and self.cfg['stop'] != FETCH_STEP:
+            if not found.exit_code and self.cfg['stop'] != FETCH_STEP:
                 return
             pip_python = self.python_with_pip(python, work_dir)
-            download = [shlex.quote(pip_python), '-s', '-m', 'pip', 'download', '--require-hashes', '--only-binary',
-                        ':all:', '--progress-bar', 'off', '--disable-pip-version-check', '--dest',
-                        shlex.quote(wheel_dirs[0])]
+            download = [pip_python, '-s', '-m', 'pip', 'download', '--require-hashes', '--only-binary', ':all:',
+                        '--progress-bar', 'off', '--disable-pip-version-check', '--dest', wheel_dirs[0]]
 
             # no index is contacted if everything is present, because compute nodes may have no network
-            if found.exit_code == EasyBuildExit.SUCCESS:
-                offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
-                found = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
-                if found.exit_code == EasyBuildExit.SUCCESS:
+            if not found.exit_code:
+                found = run(*WITHOUT_PIP_CONFIG, *download, *self.offline_options(work_dir))
+                if not found.exit_code:
                     return
             if problem_of(found.output, PIP_PROBLEMS) in PIP_PROBLEMS[:2]:
                 self.raise_pip_error(found.output, "Downloading", wheel_dirs[0])
             for line in found.output.splitlines():
                 if 'has bad hash' in line:
-                    print_warning(line.replace('WARNING: ', '').strip(), log=self.log)
+                    self.warn(line.replace('WARNING: ', '').strip())
 
             try:
                 settings = pip_settings(pip_python)
@@ -329,8 +316,7 @@ class PythonVenv(RunScripts):
             answering, silent = ([], []) if 'no-index' in settings else self.look_at_indexes(settings)
             if answering:
                 settings.update({'index-url': answering[0], 'extra-index-url': ' '.join(answering[1:])})
-            print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file), log=self.log,
-                      silent=self.silent)
+            self.say("downloading the packages of %s with pip...", os.path.basename(self.lock_file))
             lock_file, env = self.lock_file, None
             if silent:
                 self.log.info("Skipping indexes that do not answer: %s", ', '.join(silent))
@@ -339,44 +325,42 @@ class PythonVenv(RunScripts):
                 if answering:
                     # an empty list would mean that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
-            words = ['--requirement', shlex.quote(lock_file)]
+            words = ['--requirement', lock_file]
             if own:
                 names = [normalised(os.path.basename(path).split('-')[0]) for path in own]
                 part, entries = os.path.join(work_dir, 'others'), re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)',
                                                                              read_file(lock_file))
                 write_file(part, ''.join(text for text in entries if normalised(text.split('==')[0]) not in names))
-                words = ['--no-deps', '--requirement', shlex.quote(part)]
+                words = ['--no-deps', '--requirement', part]
             status, text = self.run_download(download + ['--retries', '2'] + words, env)
-            if status != EasyBuildExit.SUCCESS:
+            if status:
                 self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
 
     def look_for_wheels(self, python, work_dir):
         """Look in the wheel directories, by name and version, for a wheel of each package for that Python."""
         uv, env = self.uv_for(python), None
         if uv:
-            cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
+            cmd = [uv, 'pip', 'install', '--python', python, '--no-cache']
             env = uv_environment()
         else:
             # pip before 22.2 has no --dry-run
-            cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-s', '-m', 'pip', 'install', '--isolated',
-                   '--ignore-installed', '--disable-pip-version-check']
-        cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
-                '--requirement', shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir, hashes=False))]
-        cmd += self.find_links()
-        return run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
+            cmd = WITHOUT_PIP_CONFIG + [python, '-s', '-m', 'pip', 'install', '--isolated', '--ignore-installed',
+                                        '--disable-pip-version-check']
+        cmd += ['--dry-run', '--no-deps', '--target', os.path.join(work_dir, 'none'), '--no-index',
+                '--requirement', self.lock_file_without(ADDRESS_REGEX, work_dir, hashes=False)]
+        return run(*cmd, *self.find_links(), env=env)
 
     def run_download(self, command, env):
         """Run pip, and print the name and size of each large file at its start; return exit status and output."""
         self.log.info("Running: %s", ' '.join(command))
         lines = []
-        with subprocess.Popen(['/bin/bash', '-c', ' '.join(command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, env=dict(env or os.environ, PYTHONUNBUFFERED='1')) as process:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env=dict(env or os.environ, PYTHONUNBUFFERED='1')) as process:
             for line in process.stdout:
                 lines.append(line.decode('utf-8', 'replace'))
                 found = re.match(r'\s*(?:Downloading|(Using cached)) (?:\S*/)?(\S+\.whl)\S* \((.* [MG]B)\)', lines[-1])
                 if found:
-                    print_msg("  %s (%s%s)", found.group(2), found.group(3), ", pip has it" if found.group(1) else '',
-                              log=self.log, silent=self.silent)
+                    self.say("  %s (%s%s)", found.group(2), found.group(3), ", pip has it" if found.group(1) else '')
         self.log.info("Exit status %s; pip printed:\n%s", process.returncode, ''.join(lines))
         return process.returncode, ''.join(lines)
 
@@ -414,13 +398,12 @@ class PythonVenv(RunScripts):
 
     def offline_options(self, directory):
         """Options for pip without network, and a lock file without addresses, which pip would contact even so."""
-        return ['--isolated', '--no-index', '--requirement',
-                shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
+        return ['--isolated', '--no-index', '--requirement', self.lock_file_without(ADDRESS_REGEX, directory),
+                *self.find_links()]
 
     def find_links(self):
         """Options of pip and uv for the directories with wheels; uv accepts only existing ones."""
-        found = [path for path in self.wheel_dirs() if os.path.isdir(path)]
-        return [word for path in found for word in ('--find-links', shlex.quote(path))]
+        return [word for path in self.wheel_dirs() if os.path.isdir(path) for word in ('--find-links', path)]
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
         """Raise an error with the last output of pip or another program and a remedy; silent: dead indexes."""
@@ -457,7 +440,7 @@ class PythonVenv(RunScripts):
 
     def install_step(self):
         """Make the environment and install into it, without network; leave nothing behind if that fails."""
-        options = ['--prompt', shlex.quote(self.prompt())]
+        options = ['--prompt', '%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix'])]
         if self.cfg['system_site_packages']:
             options.append('--system-site-packages')
         work_dir = tempfile.mkdtemp()   # inside eb's own temporary directory, which eb removes
@@ -467,28 +450,27 @@ class PythonVenv(RunScripts):
             if uv and re.search('^pip==', read_file(self.lock_file), re.M):
                 # the lock file has its own pip; installing another one first would take seconds
                 options.append('--without-pip')
-            python = self.make_venv(base_python, self.installdir, options=' '.join(options))
+            python = self.make_venv(base_python, self.installdir, *options)
             # uv unpacks into its cache and links files from there. With the cache beside the environment, each file is
             # written once; it is private and removed at the end, so no file is shared with another installation
             cache = os.path.join(self.installdir, '.uv-cache')
             if uv:
-                cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--offline', '--no-index',
-                       '--no-progress', '--link-mode', 'hardlink', '--cache-dir', shlex.quote(cache), '--requirement',
-                       shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir))] + self.find_links()
+                cmd = [uv, 'pip', 'install', '--python', python, '--offline', '--no-index', '--no-progress',
+                       '--link-mode', 'hardlink', '--cache-dir', cache, '--requirement',
+                       self.lock_file_without(ADDRESS_REGEX, work_dir)] + self.find_links()
             else:
-                cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-m', 'pip', 'install', '--no-compile',
-                       '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
+                cmd = WITHOUT_PIP_CONFIG + [python, '-m', 'pip', 'install', '--no-compile', '--no-cache-dir',
+                                            '--disable-pip-version-check', '--progress-bar', 'off']
                 cmd += self.offline_options(work_dir)
-            res = run_shell_cmd(' '.join(cmd + ['--require-hashes', '--only-binary', ':all:']), fail_on_error=False,
-                                env=uv_environment() if uv else None)
-            if res.exit_code != EasyBuildExit.SUCCESS:
+            res = run(*cmd, '--require-hashes', '--only-binary', ':all:', hidden=False,
+                      env=uv_environment() if uv else None)
+            if res.exit_code:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
             # pip compiles with one process, and uv also compiles tests; all skip files that are not valid Python, such
             # as templates in packages
-            compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
-                          '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
-            run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
+            run(python, '-m', 'compileall', '-q', '-j', str(self.cfg.parallel), '-x', NOT_COMPILED,
+                os.path.join(self.installdir, 'lib'))
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
@@ -538,11 +520,8 @@ class PythonVenv(RunScripts):
         """Check that the PyTorch wheel and the network plugin among the dependencies are compatible."""
         versions = {}
         for dep in self.cfg.dependencies():
-            metadata = dep.get('external_module_metadata') or {}
-            names, numbers = metadata.get('name') or [dep['name']], metadata.get('version') or [dep['version']]
-            versions.update(zip(names, numbers))
-        plugin_wanted = any(name in versions for name in PLUGIN_NAMES)
-        if self.dry_run or not plugin_wanted:
+            versions.update(software_of(dep))
+        if self.dry_run or not set(PLUGIN_NAMES).intersection(versions):
             return
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
@@ -550,12 +529,11 @@ class PythonVenv(RunScripts):
         if isinstance(process, str):
             self.sanity_check_fail_msgs.append(process)
             return
-        print_msg("a process that imports PyTorch has: %s", describe_libraries(process), log=self.log,
-                  silent=self.silent)
-        wrong, known = check_wheel(process, plugin_wanted, versions)
+        self.say("a process that imports PyTorch has: %s", describe_libraries(process))
+        wrong, known = check_wheel(process, versions)
         self.sanity_check_fail_msgs += wrong
         for text in known:
-            print_warning(text, log=self.log)
+            self.warn(text)
 
     def make_module_extra(self, *args, **kwargs):
         """Set what activating the environment would set, and keep packages in ~/.local out of jobs."""

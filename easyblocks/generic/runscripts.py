@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
-from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
     adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
@@ -93,24 +93,15 @@ class RunScripts(KeepsPrevious):
             return
         self.put_scripts()
 
-    @property
-    def module_only(self):
-        """Whether this is 'eb --module-only', but not a dry run."""
-        return (build_option('module_only') or self.cfg['module_only']) and not self.dry_run
-
-    @property
-    def renews(self):
-        """Whether this is 'eb --module-only' for an existing installation."""
-        return self.module_only and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR))
-
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts of the installation, and then its module."""
-        if not fake and self.renews and not self.cfg['stop']:   # --fetch also sets stop
-            self.renew_scripts()
-        elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
-            print_warning("Nothing is installed in %s, so this module does not work. To install the software, run eb "
+        if self.module_only and not (fake or self.dry_run or self.cfg['stop']):    # --fetch also sets stop
+            if os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)):
+                self.renew_scripts()
+            else:   # --force skips the sanity check
+                self.warn("Nothing is installed in %s, so this module does not work. To install the software, run eb "
                           "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
-                          self.installdir, log=self.log)
+                          self.installdir)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
@@ -118,10 +109,10 @@ class RunScripts(KeepsPrevious):
         self.find_scripts()
         try:
             self.put_scripts()
-            print_msg("runscripts renewed in %s", self.installdir, log=self.log, silent=self.silent)
+            self.say("runscripts renewed in %s", self.installdir)
         except PermissionError as err:
-            print_warning("Only the module was renewed, not the runscripts: %s. The owner of %s can renew them with "
-                          "the same command", err, self.installdir, log=self.log)
+            self.warn("Only the module was renewed, not the runscripts: %s. The owner of %s can renew them with "
+                      "the same command", err, self.installdir)
 
     def write_scripts(self, directory):
         """Write the scripts, and a record for `slingtorch status`, to a copy of the installation directory."""
@@ -158,10 +149,7 @@ class RunScripts(KeepsPrevious):
                 finally:
                     self.installdir = installdir
                 self.replace_files(new)
-                if os.path.isdir(link) and not os.path.islink(link):  # made by an old bundle, without copies
-                    adjust_permissions(link, stat.S_IWUSR, recursive=False)
-                    os.rename(link, os.path.join(tempfile.mkdtemp(dir=copies), RUNSCRIPTS_DIR))
-                elif os.path.exists(link):
+                if os.path.exists(link):
                     os.utime(os.path.dirname(os.path.realpath(link)))
                 with writable(new):
                     os.symlink(os.path.join(COPIES_DIR, os.path.basename(new), RUNSCRIPTS_DIR), new + '/link')

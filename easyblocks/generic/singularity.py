@@ -6,20 +6,18 @@ import os
 import re
 import shlex
 import socket
-import stat
 
 from easybuild.easyblocks.generic.runscripts import RunScripts
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.config import build_option, source_paths, update_build_option
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.config import source_paths, update_build_option
 from easybuild.tools.filetools import (
-    adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
-from easybuild.tools.run import run_shell_cmd
+    convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
 from slingtorch.install.container_image import (
-    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
+    check_digest, check_sif, explain_error, hash_image, removed_on_error, transfer_image)
 from slingtorch.install.container_module import module_text
 from slingtorch.install.container_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory)
-from slingtorch.install.dependencies import last_lines, with_parameters
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directories)
+from slingtorch.install.dependencies import last_lines, run, with_parameters
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
@@ -131,9 +129,9 @@ class Singularity(RunScripts):
         """Path of preset_venv in the container, '' if there is none."""
         return '/user-software/venv/%s' % self.cfg['preset_venv'] if self.cfg['preset_venv'] else ''
 
-    def command(self, name, *args):
-        """A command of the installation with arguments, quoted for the shell."""
-        return ' '.join(shlex.quote(word) for word in [os.path.join(self.installdir, 'bin', name), *args])
+    def inside(self, *words, **options):
+        """Run a command in the container; its result."""
+        return run(os.path.join(self.installdir, 'bin', 'in-container'), *words, **options)
 
     def scripts(self):
         """The scripts to install: the runscripts, and the commands of the container."""
@@ -224,7 +222,7 @@ class Singularity(RunScripts):
         for path in found:
             if os.path.isfile(path) and os.access(path, os.R_OK):
                 if path != own:
-                    print_msg("using the image %s", path, log=self.log, silent=self.silent)
+                    self.say("using the image %s", path)
                 return path
         if not found and (self.cfg['source_urls'] or kwargs.get('urls')):
             return find(filename, *args, **kwargs)
@@ -280,17 +278,12 @@ class Singularity(RunScripts):
 
     def pull(self, path):
         """Pull the image from its registry to a file."""
-        address, directories = self.cfg['image_address'], self.runtime_directories()
-        print_msg("pulling %s (the download stays in %s)...", address, directories['CACHEDIR'] or
-                  "your home directory; to change that: export APPTAINER_CACHEDIR=DIRECTORY",
-                  log=self.log, silent=self.silent)
+        address, directories = self.cfg['image_address'], runtime_directories()
+        self.say("pulling %s (the download stays in %s)...", address, directories['CACHEDIR'] or
+                 "your home directory; to change that: export APPTAINER_CACHEDIR=DIRECTORY")
         # the runtime accepts a digest only without a tag
-        pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories, self.log)
+        pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories)
         check_sif(path)
-
-    def runtime_directories(self):
-        """Where the runtime keeps and unpacks downloads: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
-        return {kind: runtime_directory(kind) for kind in ['CACHEDIR', 'TMPDIR']}
 
     def checksum_step(self):
         """Verify the checksums; that of the image while it is copied to its hidden name, so that it is read once."""
@@ -315,8 +308,8 @@ class Singularity(RunScripts):
         """Bring the image to its hidden name, verified and on disk; transfer: 'pull', 'build' or for transfer_image."""
         target = self.unfinished
         pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))
-        for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks another eb may use it
-            print_msg("removing %s, left by a killed installation", path, log=self.log, silent=self.silent)
+        for path in glob.glob(pattern):
+            self.say("removing %s, left by a killed installation", path)
             remove(path)
         mkdir(self.installdir, parents=True)
         with removed_on_error(target):
@@ -325,17 +318,18 @@ class Singularity(RunScripts):
                     self.pull(target)
                 elif transfer == 'build':
                     build_image(self.first_source, self.cfg['build_options'], target, self.builddir,
-                                self.runtime_directories())
+                                runtime_directories())
                 else:
                     check_sif(origin)
                 if self.dry_run:
                     return
                 if transfer in CHOICES['image_transfer']:
-                    digest = transfer_image(transfer, origin, target, self.image_name)
+                    digest = transfer_image(transfer, origin, target)
                 else:
-                    digest = hash_image(target, self.image_name)
+                    digest = hash_image(target)
                 check_sif(target)
-                flush_image(target)
+                with open(target, 'rb') as stream:
+                    os.fsync(stream.fileno())  # a file system may report only now that it is full
             except OSError as err:
                 raise explain_error(err, origin, self.installdir)
             check_digest(origin, checksum, digest)
@@ -364,16 +358,15 @@ class Singularity(RunScripts):
 
     def make_installdir(self, dontcreate=None):
         """Remove an old installation, except the user's packages and the new image."""
-        untouched = self.dry_run or build_option('module_only') or self.cfg['keeppreviousinstall']
+        untouched = self.dry_run or self.module_only or self.cfg['keeppreviousinstall']
         if untouched or not os.path.isdir(self.installdir):
             super().make_installdir(dontcreate=dontcreate)
             return
         for name in os.listdir(self.installdir):
             path = os.path.join(self.installdir, name)
             if name in ['user-software', 'user-software.squashfs']:
-                print_msg("keeping %s", path, log=self.log, silent=self.silent)
-            # with --ignore-locks another installation may be writing its image
-            elif name not in USER_SOFTWARE and not name.startswith('.%s.part-' % self.image_name):
+                self.say("keeping %s", path)
+            elif name not in USER_SOFTWARE and path != self.unfinished:
                 remove(path)
 
     def install_step(self):
@@ -386,7 +379,7 @@ class Singularity(RunScripts):
         write_file(os.path.join(self.installdir, 'image.json'),
                    json.dumps(self.image_facts, indent=4, sort_keys=True) + '\n')
         write_file(target + '.sha256', '%s  %s\n' % (self.image_facts['sha256'], self.image_name))
-        print_msg("image %s, sha256 %s", self.image_name, self.image_facts['sha256'], log=self.log, silent=self.silent)
+        self.say("image %s, sha256 %s", self.image_name, self.image_facts['sha256'])
 
         # the definition file that it was built from, else the definition inside it
         directory = os.path.join(self.installdir, 'share', 'docker-defs')
@@ -395,8 +388,8 @@ class Singularity(RunScripts):
             copy_file(path, os.path.join(directory, os.path.basename(path)))
         try:
             definition = None if paths else definition_of(target)
-        except (EasyBuildError, ValueError) as err:
-            print_warning("share/docker-defs is not created: %s" % err, log=self.log)
+        except EasyBuildError as err:
+            self.warn("share/docker-defs is not created: %s" % err)
             return
         if definition:
             write_file(os.path.join(directory, re.sub(r'\.sif$', '', self.image_name) + '.def'), definition)
@@ -442,44 +435,36 @@ class Singularity(RunScripts):
             renew = "To make it again: move %s away (also a .squashfs beside it), then run 'eb --rebuild %s'" % (
                 packages, self.cfg.filename())
             if not problem and self.container_problem(self.venv_inside + '/bin/python', '-c', 'pass'):
-                print_warning("The virtual environment %s was kept, but does not work with this image (does it have "
-                              "another Python?). %s" % (path, renew), log=self.log)
+                self.warn("The virtual environment %s was kept, but does not work with this image (does it have "
+                          "another Python?). %s" % (path, renew))
             return
         if problem:
-            print_warning("The virtual environment %s is not made: %s. Run 'eb --rebuild %s' on a node where "
-                          "containers run" % (name, problem, self.cfg.filename()), log=self.log)
+            self.warn("The virtual environment %s is not made: %s. Run 'eb --rebuild %s' on a node where "
+                      "containers run" % (name, problem, self.cfg.filename()))
             return
-        print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
+        self.say("making the virtual environment %s...", name)
         mkdir(os.path.dirname(path), parents=True)
         write_file(unfinished, '')
         python = self.cfg['container_python']
         # if the image's Python is in an environment, venv only shows the packages of that environment's base Python
         program = 'import sys, sysconfig; sys.prefix == sys.base_prefix or print(sysconfig.get_path("purelib"))'
-        packages_of_image = run_shell_cmd(self.command('in-container', python, '-c', program), fail_on_error=False,
-                                          hidden=True, split_stderr=True).output.strip()
+        packages_of_image = self.inside(python, '-c', program, split_stderr=True).output.strip()
         with removed_on_error(path):  # else the next attempt would keep it as the user's own
-            self.run_or_fail('Making the virtual environment %s' % name,
-                             self.command('in-container', python, '-m', 'venv', '--system-site-packages',
-                                          self.venv_inside),
-                             "If the disk is not full: the image may have no '%s' or no venv for it. Then set "
-                             "container_python, or preset_venv = None" % python)
+            res = self.inside(python, '-m', 'venv', '--system-site-packages', self.venv_inside)
+            if res.exit_code:
+                raise EasyBuildError("Making the virtual environment %s failed:\n%s\nIf the disk is not full: the "
+                                     "image may have no '%s' or no venv for it. Then set container_python, or "
+                                     "preset_venv = None", name, last_lines(res.output), python)
             for directory in glob.glob(os.path.join(glob.escape(path), 'lib/python3*/site-packages')):
                 if packages_of_image.startswith('/'):
                     write_file(os.path.join(directory, 'image.pth'), packages_of_image + '\n')
         remove_file(unfinished)
 
-    @staticmethod
-    def run_or_fail(what, command, remedy):
-        """Run a command; EasyBuildError with the end of its output and the remedy if it fails."""
-        res = run_shell_cmd(command, fail_on_error=False, hidden=True)
-        if res.exit_code:
-            raise EasyBuildError("%s failed:\n%s\n%s", what, last_lines(res.output), remedy)
-
-    # --- checks: with the commands that users call, not through spython
+    # --- checks, with the commands that users call
 
     def container_problem(self, *command):
         """A phrase: why a command (its words) cannot run in the container on this host; '' if it can."""
-        res = run_shell_cmd(self.command('in-container', *command), fail_on_error=False, hidden=True, in_dry_run=True)
+        res = self.inside(*command)
         if not res.exit_code:
             return ''
         known = meaning(res.output, HOST_PROBLEMS)
@@ -488,18 +473,19 @@ class Singularity(RunScripts):
 
     def container_commands(self):
         """Commands that check the inside of the container."""
-        commands = [self.command('in-container', 'sh', '-c', 'ls -d ' + path)
+        commands = [['in-container', 'sh', '-c', 'ls -d ' + path]
                     for path in self.cfg['sanity_check_files_in_container']]
         python = self.cfg['container_python']
         if python:
             programs = ['import sys; found = "%%d.%%d.%%d." %% sys.version_info[:3]; found.startswith("%s.") or '
                         'sys.exit(found)' % (self.cfg['python_version'] or '3')]
             programs += ['import ' + name for name in self.cfg['sanity_check_imports']]
-            commands += [self.command('in-container', python, '-c', program) for program in programs]
+            commands += [['in-container', python, '-c', program] for program in programs]
             packages = ['%s==%s' % item for item in sorted(self.cfg['sanity_check_packages'].items())]
             if packages:
-                commands.append(self.command('list-packages', *packages))
-        return commands
+                commands.append(['list-packages'] + packages)
+        return [' '.join(shlex.quote(word) for word in [os.path.join(self.installdir, 'bin', name)] + words)
+                for name, *words in commands]
 
     def sanity_check_step(self, *args, **kwargs):
         """Check the files beside the image, the image itself, and its contents if containers can run."""
@@ -513,8 +499,8 @@ class Singularity(RunScripts):
         problem = '' if self.dry_run else self.container_problem('true')
         commands = [] if problem else self.container_commands()
         if problem:
-            print_warning("The inside of the image is not checked: %s. Run 'eb --sanity-check-only %s' on a node "
-                          "where containers run" % (problem, self.cfg.filename()), log=self.log)
+            self.warn("The inside of the image is not checked: %s. Run 'eb --sanity-check-only %s' on a node "
+                      "where containers run" % (problem, self.cfg.filename()))
         super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
     # --- the module
@@ -534,22 +520,10 @@ class Singularity(RunScripts):
         if fake or self.dry_run or os.path.exists(os.path.join(self.installdir, self.image_name)):
             return super().make_module_step(fake=fake)
         # 'eb --module-only --force': to make the devel module, eb would have to load this module
-        print_warning("The image %s does not exist: the module can be loaded only with a central copy, or after 'eb "
-                      "--rebuild %s'" % (self.image_name, self.cfg.filename()), log=self.log)
+        self.warn("The image %s does not exist: the module can be loaded only with a central copy, or after 'eb "
+                  "--rebuild %s'" % (self.image_name, self.cfg.filename()))
         wanted = update_build_option('generate_devel_module', False)
         try:
             return super().make_module_step(fake=fake)
         finally:
             update_build_option('generate_devel_module', wanted)
-
-    def close_log(self):
-        """Keep the user's packages and their directory writable, even if the installation is read-only.
-
-        Not in the permissions step: after all steps, a rebuild is made read-only once more (build_and_install_one in
-        easybuild/framework/easyblock.py), and only then is its log closed.
-        """
-        packages = os.path.join(self.installdir, 'user-software')
-        if build_option('read_only_installdir') and self.image_facts and os.path.isdir(packages):
-            adjust_permissions(self.installdir, stat.S_IWUSR, recursive=False)
-            adjust_permissions(packages, stat.S_IWUSR, recursive=True, ignore_errors=True)
-        super().close_log()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (slingtorch/lockfile.py)."""
-import ast
 import glob
 import os
 import pathlib
 import re
 import shlex
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from slingtorch import lockfile
+from slingtorch.job.records import write_whole
 
 
 def find_easyconfig(name: str, root: str) -> str:
@@ -22,17 +22,25 @@ def find_easyconfig(name: str, root: str) -> str:
     return found[0]
 
 
+def parameters_of(path: str) -> dict:
+    """The parameters in an easyconfig; RuntimeError if it cannot be read."""
+    from easybuild.framework.easyconfig.parser import EasyConfigParser
+    from easybuild.tools.build_log import EasyBuildError
+    from easybuild.tools.config import init_build_options
+    try:
+        init_build_options()
+        return dict(EasyConfigParser(path).get_config_dict())
+    except (EasyBuildError, UnicodeDecodeError) as err:
+        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+
+
 def read_easyconfig(path: str) -> dict:
     """What an easyconfig specifies about its packages: name, lock_file (path), and the lists wanted, index_urls,
     python_versions and platforms; RuntimeError if it is not a PythonVenv easyconfig with a list of packages."""
     from easybuild.framework.easyconfig.easyconfig import resolve_template
-    from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
-    from easybuild.tools.config import init_build_options
-    file_name = os.path.basename(path)
+    file_name, params = os.path.basename(path), parameters_of(path)
     try:
-        init_build_options()
-        params = EasyConfigParser(path).get_config_dict()
         strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
 
@@ -46,7 +54,7 @@ def read_easyconfig(path: str) -> dict:
         values = {key: texts(key) for key in ('python_packages', 'extra_packages', 'index_urls', 'python_versions')}
         values['wheel_platform'] = params.get('wheel_platform', 'manylinux_2_28_x86_64')
         found = dict(lockfile.recipe_of(values), name=strings['name'])
-    except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
+    except (EasyBuildError, KeyError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
         raise RuntimeError("%s lists no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
@@ -60,46 +68,29 @@ def read_easyconfig(path: str) -> dict:
     return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
 
 
-def lock(path: str, say: Callable[[str], None], python: Optional[str] = None) -> None:
-    """
-    Write the lock file beside an easyconfig, and the checksum of the lock file into the easyconfig; RuntimeError if a
-    file cannot be written, or the packages cannot be found.
-
-    :param python: the Python whose pip configuration to use
-    """
+def lock(path: str, say: Callable[[str], None]) -> int:
+    """Write the lock file beside an easyconfig, and the checksum of the lock file into the easyconfig; RuntimeError if
+    a file cannot be written, or the packages cannot be found."""
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']
     if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
         raise RuntimeError("The lock file must be beside the easyconfig, but %s cannot be written. Copy the easyconfig "
                            "to your own directory and use the copy: slingtorch lock ./%s; eb ./%s"
                            % (os.path.dirname(lock_file), file_name, file_name))
-    lockfile.lock(recipe, file_name, lock_file, python or sys.executable, say)
+    lockfile.lock(recipe, file_name, lock_file, sys.executable, say)
     text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
     if text is None:
         say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
-        return
-    lockfile.replace_file(path, text)
-    say("its checksum is in %s" % path)
+    else:
+        write_whole({path: text})
+        say("its checksum is in %s" % path)
+    return 0
 
 
 def with_checksum(text: str, checksum: str) -> Optional[str]:
     """The text of an easyconfig with this checksum of its first source; None if its form is not the usual one."""
-    given: Dict[str, Any] = {
-        node.targets[0].id: node.value for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # type: ignore
-    lines, value = text.splitlines(True), given.get('checksums')
-    if value is None and 'patches' not in given and len(given['sources'].elts) == 1:
-        sources = re.search(r"(?m)^sources = \[.*\]\n", text)
-        end = sources.end() if sources else 0
-        return text[:end] + "checksums = ['%s']\n" % checksum + text[end:] if sources else None
-    place: Any = value.elts[0] if isinstance(value, ast.List) and value.elts else None
-    if isinstance(place, ast.Dict):
-        place = place.values[0]
-    if place is None:
-        return None
-    line, column = place.lineno - 1, place.col_offset
-    old = re.match(r'''None|(['"])[0-9a-f]{64}\1''', lines[line][column:])
-    if not old:
-        return None
-    lines[line] = lines[line][:column] + "'%s'" % checksum + lines[line][column + old.end():]
-    return ''.join(lines)
+    text, done = re.subn(r"""(?m)^(checksums = \[(?:\s|#.*)*(?:\{'[^']*': )?)(?:None|(['"])[0-9a-f]{64}\2)""",
+                         r"\g<1>'%s'" % checksum, text, 1)
+    if not done and not re.search('(?m)^(checksums|patches) =', text):
+        text, done = re.subn(r"(?m)^sources = \['[^',]*'\]\n", r"\g<0>checksums = ['%s']\n" % checksum, text, 1)
+    return text if done else None

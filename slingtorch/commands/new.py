@@ -162,17 +162,9 @@ def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
 
 def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     """The easyconfig whose PyTorch to use: its parameters, file (name) and pins (from its lock file)."""
-    from easybuild.framework.easyconfig.parser import EasyConfigParser
-    from easybuild.tools.build_log import EasyBuildError
-    from easybuild.tools.config import init_build_options
     fitting = gpus.fitting_easyconfig(site_gpu=site.gpu, toolkit=site.plugin_toolkit())[0]
     path = lock.find_easyconfig(name or fitting or gpus.CPU, root)
-    locked = os.path.splitext(path)[0] + '.lock'
-    try:
-        init_build_options()
-        on = EasyConfigParser(path).get_config_dict()
-    except EasyBuildError as err:
-        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+    on, locked = lock.parameters_of(path), os.path.splitext(path)[0] + '.lock'
     text = open(locked).read() if os.path.isfile(locked) else ''
     pins = dict(re.findall(r'^(%s)==([^\s;]+)' % '|'.join(FAMILY), text, re.M))
     if on.get('easyblock') != 'PythonVenv' or 'torch' not in pins:
@@ -247,10 +239,9 @@ def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> Runtime
 def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
     """slingtorch new"""
     if not re.match(r'[A-Za-z][\w.+-]*$', args.name):
-        raise RuntimeError("'%s' is not a valid module name: use letters, digits, '_', '.', '+' and '-'. --directory "
-                           "sets where the files go" % args.name)
-    args.directory = os.path.abspath(args.directory)
-    uv, on = lockfile.need_uv(), read_on(args.on, root, site)
+        raise RuntimeError("'%s' is not a valid module name: use letters, digits, '_', '.', '+' and '-'" % args.name)
+    uv, here = lockfile.need_uv(), os.getcwd()
+    on = read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
     settings = lockfile.pip_settings(python)
     wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
@@ -269,7 +260,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
     pins = on['pins']
     if wanted.replaced:
         say("%s has %s; %s replaces them (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
-    with tempfile.TemporaryDirectory(dir=args.directory, prefix='.new-') as room:
+    with tempfile.TemporaryDirectory(dir=here, prefix='.new-') as room:
         # a newer Python can build for an older one
         wanted.projects += [(requirement, None) for requirement in args.build]
         build_wheels(uv, python, wanted, args.python or version, room, settings, say)
@@ -281,11 +272,11 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         for number in itertools.count(1):
             day = time.strftime('%Y%m%d') + ('.%d' % number if number > 1 else '')
             stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
-            if not glob.glob(os.path.join(glob.escape(args.directory), stem + '.*')):
+            if not glob.glob(os.path.join(glob.escape(here), stem + '.*')):
                 break
         locked = os.path.join(room, stem + '.lock')
         try:
-            lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, args.directory)))
+            lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, here)))
         except RuntimeError as err:
             raise conflict(err, wanted, on)
         with open(locked) as stream:
@@ -303,8 +294,8 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
                                  'checksum': lockfile.sha256(locked), 'parameters': parameters})
         # the easyconfig last, because it is incomplete without the other files
         for path in sorted(glob.glob(os.path.join(glob.escape(room), '*.*')), key=lambda path: path.endswith('.eb')):
-            os.replace(path, os.path.join(args.directory, os.path.basename(path)))
-    print(os.path.join(args.directory, stem + '.eb'))
-    say("now: eb %s; module load %s/%s%s" % (os.path.join(args.directory, stem + '.eb'), args.name, day,
+            os.replace(path, os.path.join(here, os.path.basename(path)))
+    print(os.path.join(here, stem + '.eb'))
+    say("now: eb %s; module load %s/%s%s" % (os.path.join(here, stem + '.eb'), args.name, day,
                                              on['versionsuffix']))
     return 0

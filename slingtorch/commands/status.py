@@ -3,7 +3,7 @@
 differently. Module files of EasyBuild lead to the installations. The record of each is written by RunScripts
 (easyblocks/generic/runscripts.py) beside the runscripts."""
 import argparse
-import hashlib
+import contextlib
 import json
 import os
 import pathlib
@@ -11,7 +11,7 @@ import re
 import shlex
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from slingtorch import __version__, bundle_root, sites, table
+from slingtorch import __version__, bundle_root, lockfile, sites, table
 from slingtorch.gpus import numbers
 
 RECORD = os.path.join('runscripts', 'lib', 'installed.json')
@@ -52,11 +52,9 @@ def installations(directory: str, unread: List[str]) -> Iterator[Tuple[str, str]
 
 def sha256(path: str) -> Optional[str]:
     """sha256 of a file, None if it does not exist."""
-    try:
-        with open(path, 'rb') as stream:
-            return hashlib.sha256(stream.read()).hexdigest()
-    except FileNotFoundError:
-        return None
+    with contextlib.suppress(FileNotFoundError):
+        return lockfile.sha256(path)
+    return None
 
 
 def differences(root: str, record: Dict[str, Any]) -> List[str]:

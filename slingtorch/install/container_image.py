@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import struct
@@ -12,15 +11,12 @@ from typing import Any, Iterator
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import remove, verify_checksum
-from easybuild.tools.output import (PROGRESS_BAR_DOWNLOAD_ONE, start_progress_bar, stop_progress_bar,
-                                    update_progress_bar)
 
 # header of a SIF: interpreter line, magic, version, architecture, id; creation and modification time, numbers of free
 # and of all descriptors, offset and length of the descriptors and of the data
 SIF_HEADER = struct.Struct('<32s10s3s3s16s8q')
 SIF_MAGIC = b'SIF_MAGIC\0'
 
-FICLONE = 0x40049409  # Linux ioctl that shares the data of another file (linux/fs.h)
 BLOCK_SIZE = 8 * 1024 * 1024
 
 
@@ -38,43 +34,34 @@ def check_sif(path: str) -> None:
         raise EasyBuildError("%s is truncated: it has %d of %d bytes. Download or copy it again", path, size, expected)
 
 
-def transfer_image(how: str, source: str, target: str, label: str) -> str:
-    """Copy an image (sharing data if the file system can) or symlink it, reading it once; its sha256, or OSError."""
+def transfer_image(how: str, source: str, target: str) -> str:
+    """Copy or symlink an image, reading it once; its sha256, or OSError."""
     if how == 'symlink':
         os.symlink(source, target)
-    else:
-        with open(source, 'rb') as src, open(target, 'xb') as dst:
-            try:
-                fcntl.ioctl(dst.fileno(), FICLONE, src.fileno())
-            except OSError:
-                return hash_image(source, label, dst)
-    return hash_image(target, label)
+        return hash_image(target)
+    with open(target, 'xb') as copy:
+        return hash_image(source, copy)
 
 
-def hash_image(path: str, label: str, copy: Any = None) -> str:
+def hash_image(path: str, copy: Any = None) -> str:
     """Read an image once, and optionally write it to an open file; its sha256, or OSError, also if the file shrinks."""
     digest, hashing, done = hashlib.sha256(), None, 0
     buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]
     with open(path, 'rb', buffering=0) as src, concurrent.futures.ThreadPoolExecutor(1) as pool:
         size = os.fstat(src.fileno()).st_size
-        start_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, size, label=label)
-        try:
-            while done < size:
-                block = buffers[0][:src.readinto(buffers[0])]
-                if not block:
-                    raise OSError(errno.EIO, "only %d of %d bytes could be read" % (done, size))
-                if hashing:
-                    hashing.result()  # frees the other buffer
-                hashing = pool.submit(digest.update, block)
-                buffers.reverse()
-                if copy:
-                    copy.write(block)
-                    # makes the kernel write to the disk now, not only at the end: it writes what it may drop
-                    os.posix_fadvise(copy.fileno(), done, len(block), os.POSIX_FADV_DONTNEED)
-                done += len(block)
-                update_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, progress_size=len(block))
-        finally:
-            stop_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE)
+        while done < size:
+            block = buffers[0][:src.readinto(buffers[0])]
+            if not block:
+                raise OSError(errno.EIO, "only %d of %d bytes could be read" % (done, size))
+            if hashing:
+                hashing.result()  # frees the other buffer
+            hashing = pool.submit(digest.update, block)
+            buffers.reverse()
+            if copy:
+                copy.write(block)
+                # makes the kernel write to the disk now, not only at the end: it writes what it may drop
+                os.posix_fadvise(copy.fileno(), done, len(block), os.POSIX_FADV_DONTNEED)
+            done += len(block)
     return digest.hexdigest()
 
 
@@ -87,12 +74,6 @@ def removed_on_error(path: str) -> Iterator[None]:
         if os.path.lexists(path):
             remove(path)
         raise
-
-
-def flush_image(path: str) -> None:
-    """Wait until a file is on the disk; OSError, also if the file system reports only now that it is full."""
-    with open(path, 'rb') as handle:
-        os.fsync(handle.fileno())
 
 
 def check_digest(path: str, checksum: Any, digest: str) -> None:

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Functions of the Singularity easyblock that call Apptainer or Singularity, through spython where possible."""
-import contextlib
+"""Functions of the Singularity easyblock that call Apptainer or Singularity."""
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import tempfile
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
-from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import last_lines
+from slingtorch.install.dependencies import last_lines, run
 
 # what a runtime prints -> its meaning and the remedy: for all images, for registries, for hosts
 FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR (else "
@@ -57,83 +53,56 @@ def runtime_error(doing: str, output: str, status: int, problems: Any, directori
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind: str) -> Optional[str]:
-    """Directory that the user has set as the runtime's CACHEDIR or TMPDIR, created and writable; None if not set."""
-    name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), None)
-    if not name:
-        return None
-    path = os.environ[name]
-    try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as err:
-        raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Use your own directory with space for "
-                             "several images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
-    return path
+def runtime_directories() -> Dict[str, Optional[str]]:
+    """Directories that the user has set as the runtime's CACHEDIR and TMPDIR, created and writable; None if not set."""
+    found: Dict[str, Optional[str]] = {}
+    for kind in ['CACHEDIR', 'TMPDIR']:
+        name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), '')
+        path = found[kind] = os.environ.get(name)
+        try:
+            if path:
+                os.makedirs(path, 0o700, exist_ok=True)
+                tempfile.TemporaryFile(dir=path).close()
+        except OSError as err:
+            raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Use your own directory with space for "
+                                 "several images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
+    return found
 
 
-@contextlib.contextmanager
-def runtime_for(doing: str, directories: Any = None) -> Any:
-    """The runtime's command, with these directories set, the user's bind mounts unset: no image may contain these."""
-    saved = dict(os.environ)
-    for kind, path in (directories or {}).items():
+def run_runtime(doing: str, words: Any, directories: Any, **options: Any) -> Any:
+    """Run the runtime with its directories and without the user's bind mounts, which no image may contain."""
+    runtime = shutil.which('singularity') or shutil.which('apptainer')
+    if not runtime:
+        raise EasyBuildError("Neither singularity nor apptainer is in PATH, but %s needs one of them. "
+                             "Run eb on a node that has it (often a compute node), or load its module", doing)
+    env = {name: value for name, value in os.environ.items()
+           if not re.match('(SINGULARITY|APPTAINER)_(BIND|BINDPATH|MOUNT)$', name)}
+    for kind, path in directories.items():
         if path:
-            os.environ.update({'APPTAINER_' + kind: path, 'SINGULARITY_' + kind: path})
-    for name in ['_BIND', '_BINDPATH', '_MOUNT']:
-        os.environ.pop('SINGULARITY' + name, None)
-        os.environ.pop('APPTAINER' + name, None)
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            if not shutil.which('singularity') and shutil.which('apptainer'):
-                # spython knows only the name singularity
-                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))  # type: ignore
-                os.environ['PATH'] += os.pathsep + directory
-            command = shutil.which('singularity')
-            if not command:
-                raise EasyBuildError("Neither singularity nor apptainer is in PATH, but %s needs one of them. "
-                                     "Run eb on a node that has it (often a compute node), or load its module", doing)
-            yield command
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
+            env.update({'APPTAINER_' + kind: path, 'SINGULARITY_' + kind: path})
+    return run(runtime, *words, env=env, **options)
 
 
-def spython_client(doing: str) -> Any:
-    """The client of spython; EasyBuildError if spython is not installed."""
-    try:
-        from spython.main import get_client
-    except ImportError as err:
-        raise EasyBuildError("%s needs the Python package spython (%s). Install it for the Python that runs "
-                             "eb: python3 -m pip install spython", doing, err)
-    return get_client()
-
-
-def pull_image(address: str, path: str, directories: Any, log: Any) -> None:
+def pull_image(address: str, path: str, directories: Any) -> None:
     """Pull an image from a registry to a file; the runtime verifies the digest at the end of the address."""
-    lines, doing = [], "pulling %s" % address
-    with runtime_for(doing, directories):
-        try:
-            _, stream = spython_client(doing).pull(image=address, name=path, stream=True, quiet=True)
-            for line in stream:
-                lines.append(line)
-                log.info("pull: %s", line.rstrip())
-        except subprocess.CalledProcessError as err:
-            raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS, directories)
+    res = run_runtime("pulling %s" % address, ['--quiet', 'pull', '--name', path, address], directories)
+    if res.exit_code:
+        raise runtime_error("Pulling %s" % address, res.output, res.exit_code, REGISTRY_PROBLEMS, directories)
 
 
 def build_image(definition: str, options: Any, path: str, directory: str, directories: Any) -> None:
     """Build an image at a path from a definition file in a directory; the files that it names are there, too."""
-    # not through spython, whose build call reads only one of two pipes and hangs when the other one is full
-    with runtime_for("building an image from %s" % definition, directories) as runtime:
-        cmd = ' '.join(shlex.quote(word) for word in [runtime, 'build'] + options + [path, definition])
-        res = run_shell_cmd(cmd, work_dir=directory, fail_on_error=False)
+    res = run_runtime("building an image from %s" % definition, ['build'] + options + [path, definition], directories,
+                      work_dir=directory, hidden=False)
     if res.exit_code:
-        raise runtime_error("Building the image from %s with %s" % (definition, runtime), res.output, res.exit_code,
-                            [FULL], directories)
+        raise runtime_error("Building the image from %s with %s" % (definition, res.cmd.split()[0]), res.output,
+                            res.exit_code, [FULL], directories)
 
 
-def definition_of(image: str) -> Any:
-    """The definition inside an image, or None; ValueError if the runtime cannot read it."""
-    doing = "reading the definition inside the image"
-    with runtime_for(doing):
-        return spython_client(doing).inspect(image=image).get('attributes', {}).get('deffile')
+def definition_of(image: str) -> str:
+    """The definition inside an image, '' if there is none; EasyBuildError if the runtime cannot read it."""
+    res = run_runtime("reading the definition inside the image", ['inspect', '--deffile', image], {},
+                      split_stderr=True)
+    if res.exit_code:
+        raise EasyBuildError("the runtime cannot read the definition inside the image: %s", last_lines(res.stderr))
+    return res.output.strip() and res.output

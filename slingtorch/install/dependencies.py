@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Functions of several easyblocks for parameters, the prefixes and modules of dependencies, and command output."""
+"""Functions of several easyblocks for parameters, the prefixes and modules of dependencies, and commands."""
 import contextlib
 import copy
 import os
+import shlex
 from typing import Any, Dict, Iterator, Optional
 
 from easybuild.framework.easyconfig import CUSTOM
@@ -10,6 +11,7 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import restore_env
 from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.run import run_shell_cmd
 
 # names of the parameters that easyblocks of the bundle declare
 OWN_PARAMETERS = set()
@@ -38,9 +40,21 @@ def check_types(cfg: Any, parameters: Any) -> None:
             raise EasyBuildError("%s is %r, but must be True or False", name, value)
 
 
+def run(*words: str, hidden: bool = True, **options: Any) -> Any:
+    """Run a command that may fail, by default shown only in the log; its RunShellCmdResult."""
+    return run_shell_cmd(' '.join(map(shlex.quote, words)), fail_on_error=False, hidden=hidden, **options)
+
+
 def last_lines(output: str) -> str:
     """The end of what a command printed, for messages."""
     return '\n'.join(output.strip().splitlines()[-15:])
+
+
+def software_of(dep: Any) -> Dict[str, Optional[str]]:
+    """{name: version} of a dependency; of an external module, as its metadata says."""
+    metadata = dep.get('external_module_metadata') or {}
+    names = metadata.get('name') or [dep['name']]
+    return dict(zip(names, metadata.get('version') or [dep['version']] * len(names)))
 
 
 def dependency_root(cfg: Any, name: str) -> Optional[str]:
@@ -54,8 +68,9 @@ def dependency_root(cfg: Any, name: str) -> Optional[str]:
 
 
 @contextlib.contextmanager
-def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
-    """Load modules while the context lasts: their Python or conda does the downloading."""
+def modules_loaded(easyblock: Any, wanted: Any = lambda dep: True) -> Iterator[None]:
+    """Load the modules of the wanted dependencies while the context lasts: their Python or conda downloads."""
+    names = [dep['full_mod_name'] for dep in easyblock.cfg.dependencies() if wanted(dep)]
     saved_env = copy.deepcopy(os.environ)
     tool = easyblock.modules_tool
     if names and isinstance(tool, NoModulesTool):

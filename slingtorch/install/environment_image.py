@@ -3,15 +3,13 @@
 import glob
 import os
 import re
-import shlex
 import shutil
-from typing import Any
+from typing import Any, List
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
-from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import last_lines
+from slingtorch.install.dependencies import last_lines, run
 from slingtorch.install.process import dynamic_entries
 
 IMAGE = 'environment.squashfs'
@@ -51,18 +49,17 @@ def require_mksquashfs() -> None:
                              "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
 
 
-def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
+def make_image(installdir: str, parallel: int, imports: Any) -> None:
     """Pack an environment with its interpreter into <installdir>/environment.squashfs; write its sha256 to a file.
 
     The Python in the image works in any directory: check that it can import these modules in another place.
     """
-    require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
     remove_dir(tree)
     remove_file(image)
     print_msg("packing the environment into one image...")
     try:
-        make_tree(installdir, tree, parallel)
+        make_tree(installdir, tree)
         relocate_run_paths(tree, installdir)
         check_tree(tree, imports)
         # all-root: the files belong to the user who unpacks them, and nobody can write to a mounted image
@@ -76,13 +73,12 @@ def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
     finally:
         remove_dir(tree)
     write_file(image + '.sha256', '%s  %s\n' % (compute_checksum(image, 'sha256'), IMAGE))
-    return image
 
 
 def run_command(cmd: Any, remedy: str) -> str:
     """Run a command (list); return its output, or raise EasyBuildError with the output and the remedy."""
-    res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
-    if res.exit_code != EasyBuildExit.SUCCESS:
+    res = run(*cmd)
+    if res.exit_code:
         raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy, ' '.join(cmd),
                              last_lines(res.output))
     return res.output
@@ -96,8 +92,8 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def make_tree(installdir: str, tree: str, parallel: int) -> None:
-    """Put interpreter and packages into one prefix, and compile files that are not yet compiled."""
+def make_tree(installdir: str, tree: str) -> None:
+    """Put interpreter and packages, with their bytecode, into one prefix."""
     python = os.path.join(installdir, 'bin', 'python')
     prefix, base_python, stdlib, include = run_command([python, '-I', '-c', DESCRIBE], "").splitlines()[:4]
     library = os.path.basename(stdlib)
@@ -123,8 +119,7 @@ def make_tree(installdir: str, tree: str, parallel: int) -> None:
         copy_script(path, os.path.join(tree, 'bin', os.path.basename(path)))
     copy_libraries(tree, library)
     packages = os.path.join(tree, 'lib', library, 'site-packages')
-    python = os.path.join(tree, 'bin', 'python')
-    found = tree_python(tree, ['-I', '-c', 'import site; print(*site.getsitepackages(), sep="\\n")']).splitlines()
+    found = run_tree_python(tree, 'import site; print(*site.getsitepackages(), sep="\\n")')
     if packages not in found:
         # outside of a virtual environment, Debian's Python uses another directory
         directory = next((path for path in found if path.startswith(os.path.join(tree, 'lib', library))), None)
@@ -132,10 +127,6 @@ def make_tree(installdir: str, tree: str, parallel: int) -> None:
             raise EasyBuildError("The Python %s looks for packages only in %s, but the environment has none there",
                                  base_python, ', '.join(found))
         os.symlink('site-packages', directory)
-    # fails on templates and tests that are not valid Python
-    run_shell_cmd('%s %s -I -m compileall -q -j %s -x /tests?/ %s' % (
-        library_path(tree), shlex.quote(python), parallel, shlex.quote(os.path.join(tree, 'lib', library))),
-        fail_on_error=False, hidden=True)
 
 
 def copy_script(source: str, target: str) -> None:
@@ -156,8 +147,7 @@ def copy_libraries(tree: str, library: str) -> None:
     """Copy the libraries that the interpreter and its modules are linked with, except those of the system."""
     base = os.path.join(tree, 'lib', 'base')
     paths = [os.path.join(tree, 'bin', library)] + glob.glob(os.path.join(tree, 'lib', library, 'lib-dynload', '*.so'))
-    output = run_shell_cmd('ldd ' + ' '.join(map(shlex.quote, paths)), fail_on_error=False, hidden=True).output
-    for name, path in sorted(set(re.findall(r'^\s+(\S+) => (/.*) \(0x', output, re.M))):
+    for name, path in sorted(set(re.findall(r'^\s+(\S+) => (/.*) \(0x', run('ldd', *paths).output, re.M))):
         if not path.startswith(SYSTEM_LIBRARIES + (tree,)):
             mkdir(base)
             shutil.copy2(path, os.path.join(base, name))
@@ -189,9 +179,7 @@ def set_run_path(path: str, run_path: str) -> None:
 
 def relocate_run_paths(tree: str, installdir: str) -> None:
     """Make libraries that search for others in the installation search relative to their own directory."""
-    output = run_shell_cmd("grep -rlaF --include='*.so*' %s %s" % (shlex.quote(installdir), shlex.quote(tree)),
-                           fail_on_error=False, hidden=True).output
-    for path in output.splitlines():
+    for path in run('grep', '-rlaF', '--include=*.so*', installdir, tree).output.splitlines():
         for old in dynamic_entries(path, 'RPATH|RUNPATH'):
             new = [re.sub('^%s(?=/|$)' % re.escape(installdir), tree, part) for part in old.split(':')]
             new = ['$ORIGIN/' + os.path.relpath(part, os.path.dirname(path)) if part.startswith(tree) else part
@@ -200,21 +188,15 @@ def relocate_run_paths(tree: str, installdir: str) -> None:
                 set_run_path(path, ':'.join(new))
 
 
-def library_path(tree: str) -> str:
-    """Shell code for the variable with which the image's Python finds its libraries (runscripts/lib/stage.bash)."""
-    base = os.path.join(tree, 'lib', 'base')
-    return 'LD_LIBRARY_PATH=%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}' % shlex.quote(base) if os.path.isdir(base) else ''
-
-
-def tree_python(tree: str, arguments: Any) -> str:
-    """Run the tree's Python; return its output."""
-    cmd = '%s %s %s' % (library_path(tree), shlex.quote(os.path.join(tree, 'bin', 'python')),
-                        ' '.join(map(shlex.quote, arguments)))
-    res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
-    if res.exit_code != EasyBuildExit.SUCCESS:
+def run_tree_python(tree: str, code: str) -> List[str]:
+    """Run code in the tree's Python, which finds its libraries as in runscripts/lib/stage.bash; lines of its output."""
+    base, own = os.path.join(tree, 'lib', 'base'), os.environ.get('LD_LIBRARY_PATH')
+    path = ['env', 'LD_LIBRARY_PATH=' + (base + ':' + own if own else base)] if os.path.isdir(base) else []
+    res = run(*path, os.path.join(tree, 'bin', 'python'), '-I', '-c', code)
+    if res.exit_code:
         raise EasyBuildError("The Python of the environment does not run from another directory, so it cannot be "
-                             "packed into an image:\n%s\n%s", cmd, res.output.strip())
-    return res.output
+                             "packed into an image:\n%s\n%s", res.cmd, res.output.strip())
+    return res.output.splitlines()
 
 
 def check_tree(tree: str, imports: Any) -> None:
@@ -224,7 +206,7 @@ def check_tree(tree: str, imports: Any) -> None:
             "print('\\n'.join({line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}))"
             % ', '.join(['sys'] + list(imports)))
     tree = os.path.realpath(tree)
-    outside = [path for path in tree_python(tree, ['-I', '-c', code]).splitlines()
+    outside = [path for path in run_tree_python(tree, code)
                if path.startswith('/') and not path.startswith(SYSTEM_LIBRARIES + (tree + '/',))]
     if outside:
         print_warning("The image of the environment is incomplete: jobs will also read %s", ', '.join(sorted(outside)))

@@ -40,6 +40,15 @@ def accepted_apis(version: Any) -> Any:
     return windows[-1] if windows else None
 
 
+def misfit(version: Any, plugin: str, apis: Any) -> str:
+    """How a release of NCCL or RCCL and a plugin that exports these ncclNetPlugin_v* do not fit; '' if they do."""
+    window = accepted_apis(version)
+    if not window or any(window[0] <= api <= window[1] for api in apis):
+        return ''
+    return "accepts ncclNetPlugin_v%d to v%d, but %s has %s" % (
+        *window, plugin, ', '.join('v%d' % api for api in sorted(apis)) or 'none')
+
+
 def exported_apis(path: str) -> Set[int]:
     """The set of numbers of the ncclNetPlugin_v* that a plugin exports."""
     try:

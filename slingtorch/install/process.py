@@ -7,20 +7,23 @@ They initialise neither MPI nor a GPU, since build nodes may lack both.
 import json
 import os
 import re
-import shlex
+import shutil
 import tempfile
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import build_option
 from easybuild.tools.filetools import write_file
-from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.install.dependencies import last_lines, run
+from slingtorch.install.nccl import exported_apis, known_problems, misfit
 from slingtorch.job.machine import MPI_LIBRARY, TRANSPORT_LAYER, Machine
 from slingtorch.job.nccl import plugin_files
 
 # Open MPI refuses to start as root or to start more ranks than cores
 OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
                     ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe']]
+
+NCCL_LIBRARY = re.compile(r'lib(nccl|rccl)\.so')
 
 # prints libraries and settings of a process that imports PyTorch and the Python modules in its arguments
 PROBE = """
@@ -61,23 +64,28 @@ print("PROBE " + json.dumps({
 """
 
 
+def run_elsewhere(*words: str) -> Any:
+    """Run a command, but not in the directory of the sources, from which Python would import."""
+    return run(*words, work_dir=tempfile.mkdtemp())
+
+
 def probe_pytorch(python: str, modules: Any = ()) -> Any:
     """The dictionary that PROBE prints after importing PyTorch and these modules, or a text why it cannot import."""
-    # not in the directory of the sources, which would be imported
-    cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
-    res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
+    res = run_elsewhere(python, '-s', '-c', PROBE, *modules)
     found = re.search('^PROBE (.*)$', res.output, re.M)
-    return json.loads(found.group(1)) if found else (
-        "PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:]))
+    return json.loads(found.group(1)) if found else "PyTorch cannot be imported:\n" + last_lines(res.output)
+
+
+def real_libraries(paths: Any, kind: Any) -> List[str]:
+    """Real paths of the libraries among these whose file name matches."""
+    return sorted({os.path.realpath(path) for path in paths if kind.match(os.path.basename(path))})
 
 
 def describe_libraries(process: Any) -> str:
     """A text for the user: the libraries of a process (from PROBE) that matter on several nodes."""
     texts = ["PyTorch %s" % process['version']]
-    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', TRANSPORT_LAYER),
-                        ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
-        paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
-        texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
+    for what, kind in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', TRANSPORT_LAYER), ('NCCL', NCCL_LIBRARY)]:
+        texts.append("%s %s" % (what, ' and '.join(real_libraries(process['libraries'], kind)) or 'none'))
     return ', '.join(texts)
 
 
@@ -108,7 +116,7 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
 
     if not process['mpi']:
         wrong.append("torch.distributed has no MPI: CMake did not find MPI, and its output only shows a warning")
-    mapped = sorted({path for path in real.values() if MPI_LIBRARY.match(os.path.basename(path))})
+    mapped = real_libraries(real.values(), MPI_LIBRARY)
     if not expected['mpi']:
         wrong.append("It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI")
     elif expected['mpi'] not in mapped:
@@ -130,7 +138,7 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
         wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort, or GPU buffers would "
                      "crash" % expected['gtl'])
 
-    nccls = sorted({path for path in real.values() if re.match(r'lib(nccl|rccl)\.so', os.path.basename(path))})
+    nccls = real_libraries(real.values(), NCCL_LIBRARY)
     if expected['nccl']:
         if not process['nccl']:
             wrong.append("torch.distributed has no NCCL")
@@ -156,7 +164,7 @@ def find_plugin(nccls: Any) -> Optional[str]:
     return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
 
 
-def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
+def check_wheel(process: Any, versions: Any) -> Tuple[List[str], List[str]]:
     """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
@@ -181,75 +189,82 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
                          % (kind, own, what, kind, other))
 
     compare("the module among the dependencies", versions.get(kind))
-    if plugin_wanted:
-        plugin = find_plugin(nccls)
-        if not plugin:
-            return wrong + ["%s would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and "
-                            "$NCCL_NET_PLUGIN is not set to one. Does the plugin's module set them?" % name], []
-        for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
-            compare("the plugin %s" % plugin, major)
-        apis, window = exported_apis(plugin), accepted_apis(nccl_version)
-        if window and not any(window[0] <= api <= window[1] for api in apis):
-            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, but the plugin %s has %s: use another "
-                         "release of the plugin (docs/easyconfigs.md has the table)"
-                         % (name, nccl_version, window[0], window[1], plugin,
-                            ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
+    plugin = find_plugin(nccls)
+    if not plugin:
+        return wrong + ["%s would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and "
+                        "$NCCL_NET_PLUGIN is not set to one. Does the plugin's module set them?" % name], []
+    for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
+        compare("the plugin %s" % plugin, major)
+    text = misfit(nccl_version, "the plugin " + plugin, exported_apis(plugin))
+    if text:
+        wrong.append("%s %s of the wheel %s: use another release of the plugin (docs/easyconfigs.md has the table)"
+                     % (name, nccl_version, text))
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
 
 
 def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
     """A sentence, or '', about what is wrong with the MPI of a process that ran this code, compared with mpicc's."""
-    code += '; print(open("/proc/self/maps").read())'
-    res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
-                        work_dir=tempfile.mkdtemp(), in_dry_run=True)
-    if res.exit_code != EasyBuildExit.SUCCESS:
-        return "%s cannot be imported: %s" % (name, '\n'.join(res.output.strip().splitlines()[-3:]))
+    res = run_elsewhere(python, '-s', '-c', code + '; print(open("/proc/self/maps").read())')
+    if res.exit_code:
+        return "%s cannot be imported: %s" % (name, last_lines(res.output))
     expected = mpi_library(mpicc) if mpicc else None
     if not expected:
         return "It is unknown which MPI %s should be linked with: %s" % (
             name, "%s links no known MPI" % mpicc if mpicc else "MPI's compiler is not in $PATH")
-    mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
-              if MPI_LIBRARY.match(os.path.basename(path))}
-    if mapped != {expected}:
+    mapped = real_libraries(re.findall(r' (/\S+)$', res.output, re.M), MPI_LIBRARY)
+    if mapped != [expected]:
         return "%s uses %s, but should have been built with %s, whose MPI is %s" % (
-            name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
+            name, ' and '.join(mapped) or 'no MPI', mpicc, expected)
     return ''
 
 
-def launcher_name(compiler: str) -> Optional[str]:
-    """
-    Path of the launcher of MPI's compiler (mpiexec beside mpicc or mpicxx), whether or not it exists.
-
-    None for a compiler that has no launcher, such as Cray's cc.
-    """
+def launcher_name(compiler: str) -> str:
+    """Path of the launcher of MPI's compiler (mpiexec beside mpicc or mpicxx); '' for one without, such as cc."""
     directory, name = os.path.split(compiler)
     launcher = re.sub(r'mpi(cc|cxx|CC|c\+\+)', 'mpiexec', name)
-    return os.path.join(directory, launcher) if launcher != name else None
+    return os.path.join(directory, launcher) if launcher != name else ''
 
 
 def mpi_launcher(compiler: str) -> Optional[str]:
     """Path of the launcher of MPI's compiler (full path), or None if there is none."""
-    name = launcher_name(compiler)
     # resolve links: hydra looks for its helpers in the directory by which it is called
-    launcher = os.path.realpath(name) if name else ''
-    return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
+    return shutil.which(os.path.realpath(launcher_name(compiler)))
 
 
-def gtl_library(kind: str, archs: Any) -> Optional[str]:
+def check_two_ranks(what: str, launcher: Optional[str], words: Any, run_there: Callable = run_elsewhere) -> List[str]:
+    """Start a program (its words) on 2 ranks, if eb may start ranks; sentences about what is wrong.
+
+    :param launcher: full path, or None to start nothing
+    :param run_there: function that runs a command
     """
-    Full path of the GPU Transport Layer, or None if it is not wanted: Cray MPICH does not move GPU buffers without it,
-    and its mpicc does not link it.
+    if not launcher or not build_option('mpi_tests'):
+        return []
+    done = run_there('env', *OPENMPI_SETTINGS, launcher, '-n', '2', *words)
+    if done.exit_code:
+        return ["%s on 2 ranks failed. If %s is not allowed, as on a login node, add --disable-mpi-tests. The output "
+                "is:\n%s" % (what, launcher, last_lines(done.output + (done.stderr or '')))]
+    print_msg("an all_reduce on 2 ranks gives the right result (%s)", launcher, silent=build_option('silent'))
+    return []
 
-    :param kind: the parameter mpi_gtl
-    :param archs: function that returns the list in a parameter for GPU architectures
+
+def archs(cfg: Any, parameter: str) -> Any:
+    """GPU architectures to build for, from the option of eb or the easyconfig parameter with that name."""
+    return build_option(parameter) or cfg[parameter]
+
+
+def gtl_library(cfg: Any) -> Optional[str]:
     """
+    Full path of the GPU Transport Layer, or None if the easyconfig does not want it (mpi_gtl): Cray MPICH does not move
+    GPU buffers without it, and its mpicc does not link it.
+    """
+    kind = cfg['mpi_gtl']
     if not kind:
         return None
     if kind not in ['cuda', 'hsa']:
         raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s', but must be 'cuda', 'hsa', or None", kind)
     maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
                               'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
-    variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+    variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(cfg, parameter)]
     if not variables:
         raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
     values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
@@ -266,13 +281,10 @@ def gtl_library(kind: str, archs: Any) -> Optional[str]:
     return library
 
 
-def gtl_flags(gtl: str, cuda: Any) -> List[str]:
-    """
-    Flags that link every library with the GPU Transport Layer.
-
-    :param gtl: full path of the GPU Transport Layer
-    :param cuda: directory of CUDA, or None
-    """
+def gtl_flags(gtl: Optional[str], cuda: Any) -> List[str]:
+    """Flags that link every library with the GPU Transport Layer (full path, or None); cuda: its directory, or None."""
+    if not gtl:
+        return []
     name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
     # the executable is python, so the package's own libraries must load it: do not drop it as unneeded
     flags = ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name, '-Wl,-rpath,' + os.path.dirname(gtl),
@@ -282,6 +294,16 @@ def gtl_flags(gtl: str, cuda: Any) -> List[str]:
         lib_dir = os.path.join(cuda, 'lib64')
         flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
     return flags
+
+
+def run_path_flags(library: str) -> List[str]:
+    """Flags to find MPI's library at run time, unless it is the system's.
+
+    Without them a job might use the MPI of the default programming environment. RPATH, not RUNPATH, because only RPATH
+    also applies to libraries that are opened later, such as NCCL's plugin.
+    """
+    directory = os.path.dirname(library)
+    return ['-Wl,--disable-new-dtags', '-Wl,-rpath,' + directory] if not re.match(r'^/(usr/)?lib', directory) else []
 
 
 def needed_libraries(path: str) -> List[str]:
@@ -299,23 +321,16 @@ def mpi_library(mpicc: str) -> Optional[str]:
     source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')
     write_file(source, '#include <mpi.h>\nint init(int *argc, char ***argv) { return MPI_Init(argc, argv); }\n')
     # a library, like PyTorch's: a program would have to find everything that MPI's own libraries need
-    res = run_shell_cmd('%s -shared -fPIC -Wl,--trace -o %s %s' % (shlex.quote(mpicc), library, source),
-                        fail_on_error=False, hidden=True, in_dry_run=True)
-    if res.exit_code != EasyBuildExit.SUCCESS:
+    res = run(mpicc, '-shared', '-fPIC', '-Wl,--trace', '-o', library, source)
+    if res.exit_code:
         return None
-    linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
-              if MPI_LIBRARY.match(os.path.basename(path))}
+    linked = real_libraries(re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M), MPI_LIBRARY)
     # the one that is really used, of all that the linker opened
     needed = needed_libraries(library)
-    return next((path for path in sorted(linked) if library_name(path) in needed), None)
-
-
-def library_name(path: str) -> str:
-    """The name by which programs load a shared library."""
-    return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
+    return next((path for path in linked if (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0] in needed),
+                None)
 
 
 def dynamic_entries(path: str, kind: str) -> List[str]:
     """Entries of a kind ('NEEDED', or several separated by '|') in the dynamic section of a library or program."""
-    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)
+    return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, run('readelf', '-d', path).output)

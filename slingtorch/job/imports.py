@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 Imports what a script imports, in a fork of the process with PyTorch, and searches as Python does for the script: its
-directory first. Then starts one worker of a DataLoader.
-
-    python job imports DESCRIPTOR WORDS      the same in a new process, if a file beside the script has the name of a
-                                             module that PyTorch imports
+directory first. Before, it starts one worker of a DataLoader. An import has no effect on anything else: the trial ends
+where the program's own code is about to write, to connect or to start a process.
 """
 import ast
 import contextlib
-import hashlib
+import ctypes
 import importlib
-import importlib.util
 import json
 import os
 import re
-import resource
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 from . import __main__, program, syntax
@@ -27,101 +25,91 @@ from .kinds import Any, Iterator
 LIMIT = 30
 # exit status of the fork if no import ends it
 OVER = 117
-# variables that a launcher sets, and those for interfaces
-VARIABLES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'NCCL_SOCKET_IFNAME',
-             'GLOO_SOCKET_IFNAME')
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.abspath(__file__)) + '/'
+# Python's audit events for what others than the process notice (docs.python.org/3/library/audit_events.html)
+EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|link|mkdir|posix_spawn|remove|rename|rmdir|spawn|symlink|'
+                     r'system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|sqlite3\.connect$')
+# files of Python and of packages that pip installs
+INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+PDEATHSIG, SUBREAPER = 1, 36    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER (linux/prctl.h)
 
 
 class Trial:
     """Runs in a fork from its creation on. SIGCHLD must not be ignored."""
 
     def __init__(self, words: list) -> None:
-        self.begin, self.text = time.monotonic(), b''
+        self.begin, self.text, self.place = time.monotonic(), b'', ''
+        with contextlib.suppress(OSError):
+            self.place = tempfile.mkdtemp(prefix='slingtorch-')
         self.answers, answer = os.pipe()
-        self.pid = os.fork()
-        with contextlib.suppress(OSError):      # so that processes it starts end with it
-            os.setpgid(self.pid, self.pid)
+        # processes that it starts become children of this one when it ends, also those in sessions of their own
+        prctl = ctypes.CDLL(None).prctl
+        prctl(SUBREAPER, 1, 0, 0, 0)
+        parent, self.pid = os.getpid(), os.fork()
         if not self.pid:
             try:
-                run(words, answer)
+                prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)   # it ends with this process
+                if os.getppid() == parent:
+                    run(words, answer, self.place)
             finally:
                 os._exit(OVER)
         os.close(answer)
 
     def result(self) -> dict:
         """
-        Its last message: 'wrong' (text, whether that is certain), 'changed' (texts), 'shadows', 'worker', 'late'
+        Its last message: 'wrong' (text, whether that is certain), 'untested' (text), 'shadows', 'worker', 'late'
         (texts), 'modules'; {} if there is none.
         """
-        late = False
-        while b'"done"' not in self.text:   # a worker may keep the pipe
-            late = not select.select([self.answers], [], [], max(0, self.begin + LIMIT - time.monotonic()))[0]
-            more = b'' if late else os.read(self.answers, 1 << 16)
-            self.text += more
-            if not more:
-                break
+        ended, late, last = (0, 0), False, {}   # type: tuple, bool, dict
+        while not ended[0]:     # a process that an import started may keep the pipe
+            ended = os.waitpid(self.pid, os.WNOHANG)
+            if select.select([self.answers], [], [], 0 if ended[0] else 0.1)[0]:
+                self.text += os.read(self.answers, 1 << 16)
+            if not ended[0] and not late and time.monotonic() > self.begin + LIMIT:
+                late = True
+                os.kill(self.pid, signal.SIGKILL)
         os.close(self.answers)
-        if late:    # locks of a compilation (torch.utils.file_baton) are for the training, too
-            os.killpg(self.pid, signal.SIGINT)
-            time.sleep(2)
-        os.killpg(self.pid, signal.SIGKILL)
-        status = os.waitpid(self.pid, 0)[1]
-        last = {}
+        end_children()
+        shutil.rmtree(self.place, ignore_errors=True)
         for line in self.text.split(b'\n'):
             with contextlib.suppress(ValueError):
-                last = json.loads(line.decode())
+                last.update(json.loads(line.decode()))
         if last.get('doing') and late:
             last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
-        elif last.get('doing') and status != OVER << 8:
-            how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
+        elif last.get('doing') and ended[1] != OVER << 8:
+            how = 'signal %d' % os.WTERMSIG(ended[1]) if os.WIFSIGNALED(ended[1]) else \
+                'status %d' % os.WEXITSTATUS(ended[1])
             # signal 9: the kernel lacked memory, perhaps due to this extra process; late imports may never happen
             last['wrong'] = ['%s ended the process with %s' % (last['doing'], how),
                              how != 'signal 9' and 'late' not in last]
         return last
 
 
-def of_process() -> dict:
-    """Properties of the process that a training relies on and no import should change: {name: value}."""
-    torch, stdout = sys.modules.get('torch'), sys.stdout    # type: Any, Any
-    found = {'the working directory': os.path.realpath('/proc/self/cwd'), 'argv': str(sys.argv)[:100]}  # type: dict
-    found.update((name, os.environ.get(name)) for name in VARIABLES)
-    with open('/proc/self/status') as stream:
-        found['the umask'] = ''.join(line.split()[1] for line in stream if line.startswith('Umask'))
-    for number, name in {number: name for name, number in vars(resource).items() if name.startswith('RLIMIT_')}.items():
-        limit = resource.getrlimit(number)[0]
-        found[name] = None if limit == resource.RLIM_INFINITY else limit
-    for name in ('SIGCHLD', 'SIGTERM', 'SIGINT'):
-        found[name] = 'is ignored' * (signal.getsignal(getattr(signal, name)) == signal.SIG_IGN)
-    found['a timer (SIGALRM)'] = 'runs' * (signal.getitimer(signal.ITIMER_REAL)[0] > 0)
-    found['stdout'] = 'closed' * (stdout is None or bool(getattr(stdout, 'closed', False)) or not fd_is_open(1))
-    for name in ('dtype', 'device'):    # device since 2.3
-        if hasattr(torch, 'get_default_' + name):
-            found["PyTorch's default " + name] = str(getattr(torch, 'get_default_' + name)())
-    children = 0
-    for thread in os.listdir('/proc/self/task'):
-        with contextlib.suppress(OSError), open('/proc/self/task/%s/children' % thread) as stream:
-            children += len(stream.read().split())
-    return dict(found, **{'its own processes': children})
+def end_children() -> None:
+    """End the processes below this one; those whose parent has ended become its children."""
+    for _ in range(syntax.DEEP):
+        for thread in os.listdir('/proc/self/task'):
+            with contextlib.suppress(OSError), open('/proc/self/task/%s/children' % thread) as stream:
+                for pid in map(int, stream.read().split()):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
 
 
-def fd_is_open(number: int) -> bool:
-    """Whether this descriptor is open."""
-    with contextlib.suppress(OSError):
-        os.fstat(number)
-        return True
+def has_effect(event: str, words: tuple) -> bool:
+    """Whether an audit event says that code of the program, not of an installed package, changes more than itself."""
+    if event == 'open' and isinstance(words[0], (str, bytes)):
+        changes = words[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not os.fsdecode(words[0]).startswith('/dev/')
+    else:
+        changes = EFFECTS.match(event)
+    frame = sys._getframe() if changes else None    # type: Any
+    while frame:
+        code = frame.f_code
+        if not INSTALLED.match(code.co_filename) and not code.co_filename.startswith(HERE):
+            return True
+        if code.co_name == '<module>' and not code.co_filename.startswith('<'):
+            return False    # it happens at each import of this package
+        frame = frame.f_back
     return False
-
-
-def changes(before: dict, real: dict) -> list:
-    """
-    The differences between of_process() now and `before`.
-
-    :param real: the training's values of the variables: setting these is no change
-    """
-    return ['%s (%s%s)' % (name, now or 'none', ', before: %s' % before[name] if before.get(name) else '')
-            for name, now in of_process().items() if now != before.get(name) and now != real.get(name, before.get(name))
-            and not (name.startswith('RLIMIT') and (now is None or now > (before[name] or now)))]     # raised
 
 
 def changes_path(node: 'Any') -> bool:
@@ -150,27 +138,25 @@ def statements(text: bytes) -> 'Iterator[tuple]':
             sure = sure and not any(isinstance(part, (ast.Call, ast.For, ast.While)) for part in ast.walk(node))
 
 
-def line_of(text: bytes, number: int) -> str:
-    """A line of a script, for a message."""
-    return text.decode(errors='replace').splitlines()[number - 1].strip()[:100]
-
-
 def beside(directory: str) -> list:
     """Files and packages in a directory that would shadow a module which is already imported."""
     found = []
     for entry in sorted(os.listdir(directory or '.')):
         name = entry[:-3] if entry.endswith('.py') else entry
-        path = os.path.realpath(os.path.join(directory, entry))
-        if not entry.endswith('.py') and not os.path.isfile(os.path.join(path, '__init__.py')):
-            continue
         there = getattr(sys.modules.get(name), '__file__', None)
-        if there and name != '__main__' and os.path.realpath(there) not in (path, os.path.join(path, '__init__.py')):
+        paths = [os.path.realpath(os.path.join(directory, entry, *part)) for part in ((), ('__init__.py',))]
+        if there and name not in ('__main__', 'slingtorch') and any(map(os.path.isfile, paths)) and \
+                os.path.realpath(there) not in paths:
             found.append(entry)
     return found
 
 
-def run(words: list, descriptor: int, again: bool = False) -> None:
-    """Import, start the worker, and print the results as JSON lines."""
+def run(words: list, descriptor: int, place: str) -> None:
+    """
+    Start the worker, import, and print the results as JSON lines.
+
+    :param place: a directory for temporary files
+    """
     found = {}  # type: dict
 
     def say(**more: 'Any') -> None:
@@ -178,7 +164,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         os.write(descriptor, json.dumps(found).encode() + b'\n')
 
     # keep it from joining other processes (mpi4py 3.1.6, docs/source/usrman/mpi4py.rst) and from reading stdin
-    real = {name: os.environ.get(name) for name in VARIABLES}
+    real = dict(os.environ)
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1', MPI4PY_RC_INITIALIZE='0')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     kind, name = program.program_of(words)
@@ -186,125 +172,78 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         for module in [module for module in sys.modules if module.split('.')[0] == 'job']:
             del sys.modules[module]
     sys.argv = [name] + words[words.index(name) + 1:] if name in words else [name]
-    safe = getattr(sys.flags, 'safe_path', False) or program.isolated(words)    # since 3.11
+    safe = getattr(sys.flags, 'safe_path', False)    # since 3.11
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
-    path = name
-    if kind and not safe:
-        shadows = beside(directory) if not again else []
-        if shadows:
-            say(shadows=shadows)
-            os.set_inheritable(descriptor, True)
-            os.execv(sys.executable, [sys.executable, '-B', HERE, 'imports', str(descriptor)] + words)
-        __main__.put_first(directory)
-    if again:
-        say(doing='import torch')
-        try:
-            importlib.import_module('torch')
-        except Exception as err:
-            say(wrong=['import torch loads a file beside the script: %s' % first(err), True], doing='')
-            return
-    sure, text, changed, space = True, b'', [], {}  # type: bool, bytes, list, dict
-    try:
-        if kind == 'module':
-            spec = importlib.util.find_spec(name)
-            if spec and spec.submodule_search_locations:
-                name += '.__main__'
-                spec = importlib.util.find_spec(name)
-            path = spec.origin if spec and spec.origin and spec.origin.endswith('.py') else ''
-        if kind and path and os.path.isfile(path):
-            with open(path, 'rb') as stream:
-                text = stream.read(program.MOST)
-        space = {'__name__': '__slingtorch__', '__file__': path,
-                 '__package__': name.rpartition('.')[0] if kind == 'module' else None}
-        for node, imports, known in statements(text):
-            code = compile(ast.Module([node], []), path, 'exec')
-            before = of_process()
-            try:
-                say(doing=line_of(text, node.lineno))
-                exec(code, space)
-            except BaseException as err:    # every exception would end the script
-                if not imports:
-                    sure = False    # the statement needs more than this process has
-                    continue
-                ends = isinstance(err, SystemExit)
-                say(wrong=['line %d: %s%s: %s' % (node.lineno, found['doing'], ' ends the program' * ends, first(err)),
-                           # PyTorch is here before it: other libraries may fail only then
-                           sure and known and (ends or isinstance(err, SyntaxError) or isinstance(err, ImportError) and
-                                               bool(re.search('No module named|cannot import name', str(err))))],
-                    doing='')
-                return
-            if imports:
-                changed += ['line %d: %s: %s' % (node.lineno, found['doing'], text) for text in changes(before, real)]
-                say(changed=changed[:8])
-                with contextlib.suppress(OSError):      # the directory may have been removed
-                    os.chdir(before['the working directory'])
-    except (SyntaxError, ValueError, RecursionError, ImportError, OSError, UnicodeDecodeError):
-        pass    # program.py reports it
-    say(doing='')
+    shadows = beside(directory) if kind and not safe else []
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
         batches = torch.utils.data.DataLoader(torch.arange(4, device='cpu'), batch_size=2, num_workers=1,
                                               timeout=LIMIT // 2)     # type: Any
-        say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'it returned wrong data')
+        say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'it returned wrong data', doing='')
     except Exception as err:
-        say(worker=first(err) * ('timed out' not in str(err)))      # this node is busy
+        say(worker=first(err) * ('timed out' not in str(err)), doing='')      # this node is busy
     try:
-        loaded = program.load(words, {**os.environ, **{name: value for name, value in real.items() if value}})
+        loaded = program.load(words, real)
     except OSError:
         loaded = None
-    if loaded and not found.get('wrong'):
-        try_late(loaded, say, space)
-        say(modules=modules_of(loaded, directory), doing='')
-    say(done=True)
+    if not loaded or loaded.wrong.get(next(iter(loaded.files))) or shadows:
+        say(shadows=shadows)    # the script's imports would find what is here already
+        return
+    if not safe:
+        __main__.put_first(directory)
+    if place:
+        os.environ['TMPDIR'] = tempfile.tempdir = place
 
+    def watch(event: str, more: tuple) -> None:
+        if has_effect(event, more):
+            say(untested='%s (%s)' % (found['doing'], ' '.join([event, *map(str, more[:1])])[:200]), doing='',
+                modules=modules_of(loaded, directory))
+            os._exit(OVER)
 
-def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
-    """
-    Try what the program loads later, in functions that it calls: modules, and libraries with ctypes.
+    sys.addaudithook(watch)     # novermin: jobs have Python 3.8
+    module = name + '.__main__' * loaded.script.endswith('__main__.py')
+    space = {'__name__': '__slingtorch__', '__file__': loaded.script,
+             '__package__': module.rpartition('.')[0] if kind == 'module' else None}
 
-    :param space: the names that the script's imports have defined
-    """
-    wrong = []  # type: list
-    for node, code, text in loaded.late():
+    def attempt(node: 'Any', code: list) -> 'Any':
+        line = loaded.files[loaded.place[id(node)]].decode(errors='replace').splitlines()[node.lineno - 1]
         try:
-            say(doing=text, late=wrong)
-            exec(compile(code, '<late>', 'exec'), space)
-        except (ImportError, SyntaxError, OSError) as err:
-            wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
-        except Exception:   # it may need what this process lacks
-            pass
-    dist = getattr(sys.modules.get('torch'), 'distributed', None)
-    for node in loaded.calls:
-        name = loaded.value(syntax.keywords(node).get('backend', (node.args + [None])[0]))
-        if syntax.called(node) == 'init_process_group' and name in ('mpi', 'ucc', 'gloo') and not loaded.optional(
-                node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
-            wrong.append("%s: init_process_group('%s'), but this PyTorch was built without it" % (
-                loaded.where(node), name))
-    say(late=list(dict.fromkeys(wrong))[:8])
+            say(doing='%s: %s' % (loaded.where(node), line.strip()[:100]))
+            exec(compile(ast.Module(code, []), loaded.script, 'exec'), space)
+        except BaseException as err:    # every exception would end the script
+            return err
+        return None
+
+    sure, late = True, []   # type: bool, list
+    for node, imports, known in statements(next(iter(loaded.files.values()))):
+        failed = attempt(node, [node])
+        if failed and not imports:
+            sure = False    # the statement needs more than this process has
+        elif failed:
+            ends = isinstance(failed, SystemExit)
+            # PyTorch is here before it: other libraries may fail only then
+            sure = sure and known and (ends or isinstance(failed, SyntaxError) or isinstance(failed, ImportError)
+                                       and bool(re.search('No module named|cannot import name', str(failed))))
+            say(wrong=['%s%s: %s' % (found['doing'], ' ends the program' * ends, first(failed)), sure], doing='')
+            return
+    for node, code in loaded.late():    # what the program loads in functions that it calls
+        say(late=late)
+        failed = attempt(node, code)
+        if isinstance(failed, (ImportError, SyntaxError, OSError)):    # for others, it may need what this process lacks
+            late.append('%s: %s' % (found['doing'], first(failed)))
+    say(late=list(dict.fromkeys(late))[:8], modules=modules_of(loaded, directory), doing='')
 
 
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
-    """{package that the program imports: its version, and a digest of its files if they are outside this Python}"""
-    found, own = {}, tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
-    known = {'', 'torch', *getattr(sys, 'stdlib_module_names', ())}     # since 3.10
-    for top in {name.partition('.')[0] for name in loaded.imports} - known:
+    """{package that the program imports, beside its own: its version, or a digest of its first file}"""
+    found, known = {}, {'', 'torch', *getattr(sys, 'stdlib_module_names', ())}     # since 3.10
+    for top in sorted({name.partition('.')[0] for name in loaded.imports} - known):
         path = os.path.realpath(getattr(sys.modules.get(top), '__file__', None) or '/nowhere')
-        version = getattr(sys.modules.get(top), '__version__', None)
-        if path.startswith(os.path.realpath(directory) + '/') or not os.path.isfile(path):
-            continue
-        if path.startswith(own):
-            if isinstance(version, str):
-                found[top] = version
-            continue
-        digest = hashlib.sha256()
-        for name, module in sorted(sys.modules.items())[:program.LISTED]:
-            file = getattr(module, '__file__', None) or ''
-            if (name + '.').startswith(top + '.') and os.path.isfile(file):
-                digest.update(program.contents(file).encode())
-        found[top] = '%s, %s' % (version or 'files', digest.hexdigest()[:12])
-    return dict(sorted(found.items())[:syntax.ARGUMENTS])
+        if os.path.isfile(path) and not path.startswith(os.path.realpath(directory) + '/'):
+            found[top] = str(getattr(sys.modules[top], '__version__', '')) or program.contents(path)
+    return dict(list(found.items())[:syntax.ARGUMENTS])
 
 
 def first(err: BaseException) -> str:
@@ -312,11 +251,3 @@ def first(err: BaseException) -> str:
     lines = [line for line in str(err).strip().splitlines() if line.strip()] or ['']
     # a worker's error has its own traceback, whose last line is the error itself
     return '%s: %s' % (type(err).__name__, lines[-1] if 'Traceback' in str(err) else lines[0])
-
-
-def main(argv: list) -> None:
-    """Run in a new process."""
-    try:
-        run(argv[1:], int(argv[0]), True)
-    finally:
-        os._exit(OVER)

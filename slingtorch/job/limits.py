@@ -238,10 +238,6 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         here = 'one that has been removed'
     report.fact('working directory', here)
-    wrong = write_trial('.', sync=True)
-    if wrong:
-        report.add('yellow', 'disk', "the working directory %s is not writable (%s)" % (here, wrong),
-                   "if the program writes there, start in another directory (srun --chdir)")
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.fstat(1).st_mode) and free_in(1) < PRINTS:
             report.add('yellow', 'disk', "stdout goes to a file on a full disk: printing ends the program",
@@ -267,7 +263,8 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
         if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'it is a file' if not os.path.isdir(path) else 'it exists, and the program does not set exist_ok'
+            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
+                path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place

@@ -23,12 +23,9 @@ PORTS = 'ip_local_port_range'
 EFFECTS = {
     'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
     'PYTHONINSPECT': ('.', "at its end, a rank waits for commands"),
-    'PYTHONTRACEMALLOC': ('[1-9]', "Python is slow"), 'PYTHONMALLOC': ('.*debug', "Python is slow"),
-    'PYTHONDEVMODE': ('.', "Python is slow"), 'PYTHONPROFILEIMPORTTIME': ('.', "all imports are printed"),
-    'CUDA_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'ATEN_CPU_CAPABILITY': ('default', "PyTorch is slow"),
+    'CUDA_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"),
     'HIP_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'AMD_SERIALIZE_KERNEL': ('[1-3]', "GPUs wait"),
     'TORCH_DISTRIBUTED_DEBUG': ('DETAIL', "a second collective checks each collective"),
-    'GOMP_CPU_AFFINITY': ('.', "threads of all ranks may share these cores"),
     'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "each tensor allocates GPU memory without a cache: slow"),
 }
 # variables that differ from rank to rank, or do not concern the network
@@ -93,38 +90,32 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:
     """Whether the caches belong to this user, nobody else can write to them, and they are on a disk of the node."""
-    remedy = "unset %s: conda-python-distributed then creates a private cache on the node"
-    checked = []
-    for variable, database in sorted(CACHES.items()):
-        path = machine.environ.get(variable)
-        if not path:
-            continue
-        checked.append(variable)
-        real = os.path.realpath(path)
-        there = real
+    checked = [variable for variable in sorted(CACHES) if machine.environ.get(variable)]
+    for variable in checked:
+        path = machine.environ[variable]
+        there = real = os.path.realpath(path)
         while not os.path.exists(there) and there != '/':
             there = os.path.dirname(there)
-        state = os.stat(there)
-        wrong = ''
+        state, wrong = os.stat(there), []
         if there == real and state.st_uid != os.getuid():
-            wrong = "belongs to user id %d" % state.st_uid
+            wrong.append("belongs to user id %d" % state.st_uid)
         elif not os.access(there, os.W_OK | os.X_OK) or \
                 machine.environ.get('LOCAL_RANK', '0') == '0' and write_trial(there):
             # permissions mean nothing to root, so one rank of each node tries to write
-            wrong = "is not writable" + ('' if there == real else ": it does not exist, and %s is not writable" % there)
+            wrong.append("is not writable" + (
+                '' if there == real else ": it does not exist, and %s is not writable" % there))
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            wrong = "is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
-        if wrong:
-            report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
+            wrong.append("is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777))
         where, kind = machine.mount_of(real)
         if kind in SHARED:
-            report.add('yellow', 'cache',
-                       "%s=%s is on a parallel or network file system (%s, %s)%s" % (
-                           variable, path, where, kind, ", whose locks do not work for a database" if database else
-                           ", which all ranks access for every compiled kernel"), remedy % variable)
+            wrong.append("is on a parallel or network file system (%s, %s)%s" % (
+                where, kind, ", whose locks do not work for a database" if CACHES[variable] else
+                ", which all ranks access for every compiled kernel"))
         elif not kind:
-            report.add('untested', 'cache', "the file system of %s: %s cannot be read"
-                       % (variable, machine.mounts))
+            report.add('untested', 'cache', "the file system of %s: %s cannot be read" % (variable, machine.mounts))
+        for what in wrong:
+            report.add('yellow', 'cache', "%s=%s %s" % (variable, path, what),
+                       "unset %s: conda-python-distributed then creates a private cache on the node" % variable)
     if not checked:
         report.add('untested', 'cache', "the home directory, which has the caches, since none of these is set: %s"
                    % ', '.join(CACHES))
@@ -153,15 +144,15 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         # NCCL matches prefixes of names, and one match suffices (src/misc/socket.cc); Gloo wants whole names
         found = {word: [name for name in there if (name == word if exact else name.startswith(word))] for word in words}
         missing = [word for word in words if not found[word]]
-        if missing and (gloo or len(missing) == len(words)):
+        if missing:
             meant = [name for name in there if any(name.startswith(word) for word in missing)]
-            report.add(level, 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
-                variable, value, ', '.join(missing), ', '.join(there)),
+            # NCCL uses the others
+            report.add(
+                level if gloo or len(missing) == len(words) else 'yellow', 'interface',
+                "%s=%s: this node has no interface %s (it has %s)" % (
+                    variable, value, ', '.join(missing), ', '.join(there)),
                 "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
                 "name one of these in the job script, or unset the variable")
-        elif missing:
-            report.add('yellow', 'interface', "%s=%s: this node has no interface %s"
-                       % (variable, value, ', '.join(missing)), "correct it in the job script; NCCL uses the others")
         else:
             used = sorted(set(sum(found.values(), [])))
             down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']

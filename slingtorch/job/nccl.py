@@ -84,10 +84,7 @@ def heard(log: 'Any') -> dict:
 
 
 def network(log: str) -> tuple:
-    """(network, libfabric's provider, the lines that name them) in NCCL's log; None for what it does not name."""
-    names, lines = [], []
-    for pattern in (r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'):
-        found = list(re.finditer('(?m)^.*' + pattern, log))[-1:]
-        names.append(found[0].group(1) if found else None)
-        lines += [match.group().strip() for match in found]
-    return names[0], names[1], lines
+    """(network, libfabric's provider) in NCCL's log; None for what it does not name."""
+    found = (re.findall('(?m)' + pattern, log)[-1:] for pattern in (
+        r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'))
+    return tuple(names[0] if names else None for names in found)

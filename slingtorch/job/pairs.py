@@ -23,7 +23,7 @@ import threading
 import time
 
 from . import meet, messages, nccl
-from .kinds import Any, Optional
+from .kinds import Any
 from .machine import Machine, seconds_to_wait
 from .probe import first_lines, patience
 
@@ -37,7 +37,7 @@ FIRST_LIMIT, LIMIT = 15, 8
 # after so many failed pairs, and none that worked, a process takes no further part
 FAILED = 3
 COMES = {'rank': int, 'lane': int, 'lanes': int, 'node': str, 'ready': bool, 'backend': str, 'gpu': str, 'error': str,
-         'absent': bool, 'seconds': (int, float), 'rates': dict}
+         'absent': bool, 'rates': dict}
 
 
 def say(descriptor: int, result: dict) -> None:
@@ -45,32 +45,12 @@ def say(descriptor: int, result: dict) -> None:
     os.write(descriptor, json.dumps(result).encode() + b'\n')
 
 
-def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
-    """The partner of node `number` in this round, or None; each pair meets once in nodes - 1 (or nodes) rounds."""
-    even = nodes + nodes % 2
-    last = even - 1
-    if number == last:
-        other = next(n for n in range(last) if (2 * n - turn) % last == 0)
-    elif (2 * number - turn) % last == 0:
-        other = last
-    else:
-        other = (turn - number) % last
-    return other if other < nodes else None
-
-
-def nearest_card(machine: Machine, address: str) -> str:
-    """The network card that shares the most PCI bridges with a GPU, at least one; '' if none or several do."""
-    def bridges(path):
-        root = os.path.realpath(machine.path('sys/devices'))
-        return os.path.relpath(os.path.realpath(path), root).split('/')
-
-    own, shared = bridges(machine.path('sys/bus/pci/devices/' + address)), {}  # type: Any, dict
-    for path in machine.glob('sys/class/net/*/device') + machine.glob('sys/class/infiniband/*/device'):
-        common = os.path.commonprefix([own, bridges(path)])
-        if common and common[0].startswith('pci'):
-            shared.setdefault(len(common), []).append(path.split('/')[-2])
-    found = shared[max(shared)] if shared else []
-    return found[0] if len(found) == 1 else ''
+def pairs_of(turn: int, nodes: int) -> list:
+    """The pairs of nodes in a round, by the circle method: each pair meets once in nodes - 1 (or nodes) rounds."""
+    moving = list(range(1, nodes + nodes % 2))
+    ring = [0] + moving[turn:] + moving[:turn]
+    half = len(ring) // 2
+    return [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:])) if max(pair) < nodes]
 
 
 class Absent(Exception):
@@ -97,9 +77,7 @@ class Exchange:
             told = torch.cuda.get_device_properties(device)
             self.gpu = 'GPU %d' % number
             if hasattr(told, 'pci_bus_id'):     # of newer releases
-                address = '%04x:%02x:%02x.0' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
-                card = nearest_card(Machine(), address)
-                self.gpu += ' (%s%s)' % (address, ', near ' + card if card else '')
+                self.gpu += ' (%04x:%02x:%02x.0)' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
         self.buffer = torch.zeros(MESSAGE, dtype=torch.uint8, device=device)
         # finds errors that need no partner, such as an interface that does not exist
         group = self.group(dist.HashStore(), 0, 60, 1)
@@ -133,28 +111,28 @@ class Exchange:
                     time.sleep(0.0002)
         return time.monotonic() - begin
 
-    def pair(self, order: dict) -> float:
+    def pair(self, turn: int, rank: int, key: str) -> float:
         """Measure both directions, one after the other; returns the bytes per second that were received."""
-        end = time.monotonic() + order['limit']
+        end = time.monotonic() + limit_of(turn)
         # its own client: while one waits, other threads cannot use it
-        store = self.dist.PrefixStore(order['key'], self.store.another().store)
-        group = self.group(store, order['rank'], order['limit'])
+        store = self.dist.PrefixStore(key, self.store.another().store)
+        group = self.group(store, rank, limit_of(turn))
         self.kept.append(group)     # destroying an NCCL group may wait for the other end
         try:
-            received, rank = 0.0, order['rank']
+            received = 0.0
             for sender in (0, 1):
-                last, value, size, number, more = 4, 1 + sender + 2 * (order['turn'] % 100), 4, 0, True
+                last, value, size = 0, 1 + sender + 2 * (turn % 100), 4
                 self.buffer.fill_(value if sender == rank else 0)
-                while more:
-                    seconds = self.volley(group, sender == rank, 1 - rank, size, end)
-                    key = '%d-%d' % (sender, number)
+                while size:
+                    seconds, last = self.volley(group, sender == rank, 1 - rank, size, end), size
+                    following = '%d-%d' % (sender, size)
                     if sender != rank:
-                        more = not number or seconds < ENOUGH and size * FACTOR <= LARGEST
                         received = size / max(seconds, 1e-6)
-                        store.set(key, str(int(more)))
+                        size = max(FIRST, size * FACTOR) if seconds < ENOUGH or size < FIRST else 0
+                        size = size if size <= LARGEST else 0
+                        store.set(following, str(size))
                     else:
-                        more = store.get(key) == b'1'
-                    last, size, number = size, size * FACTOR if number else FIRST, number + 1
+                        size = int(store.get(following))
                 if sender != rank and not bool((self.buffer[:last] == value).all()):
                     raise RuntimeError("wrong values were received")
             return received
@@ -164,19 +142,19 @@ class Exchange:
                 getattr(group, 'abort', lambda: None)()
             raise
 
-    def answer(self, order: dict) -> dict:
+    def answer(self, *order: 'Any') -> dict:
         """The result of pair(), or what went wrong, within its limit."""
-        found = {'error': "no answer within %d s" % order['limit']}  # type: dict
+        found = {'error': "no answer within %d s" % limit_of(order[0])}  # type: dict
 
         def run():
             try:
-                found.update(received=self.pair(order), error='')
+                found.update(received=self.pair(*order), error='')
             except BaseException as err:    # every error is an answer
                 found['error'] = first_lines(err)[:300]
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        thread.join(order['limit'] + 1)
+        thread.join(limit_of(order[0]) + 1)
         return dict(found)
 
 
@@ -208,7 +186,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
     store.put('lane-%d' % own, {
         'rank': int(environ['RANK']), 'lane': number, 'lanes': lanes, 'node': machine.node[:200], 'error': error,
         'ready': not error, 'backend': exchange.backend if exchange else '', 'gpu': exchange.gpu if exchange else '',
-        'absent': absent, 'seconds': imported, 'rates': machine.line_rates()})
+        'absent': absent, 'rates': machine.line_rates()})
     turn = 0
     while True:
         # others may take long to import PyTorch, and one may never come
@@ -219,8 +197,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
             return
         for pair in said['pairs']:
             if exchange and own in pair:
-                found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
-                                         'key': 'pair-%d-%d-%d' % (turn, *pair)})
+                found = exchange.answer(turn, pair.index(own), 'pair-%d-%d-%d' % (turn, *pair))
                 if exchange.backend == 'nccl' and log:
                     found.update(nccl.heard(log))
                 store.put('did-%d-%d' % (turn, own), found)
@@ -232,14 +209,14 @@ class Keeper:
     """
     On rank 0's node: has the store, and lets all processes measure, round by round.
 
-    :ivar lanes: {number of a process: its first message}
-    :ivar nodes: {rank: number of its node}; rank 0's node is 0
-    :ivar speeds: [[number of a GPU, number of a node, number of its partner, bytes per second or a text], ...]
+    :ivar lanes: {number of a process: its first message, with the 'number' of its node; rank 0's node is 0}
+    :ivar nodes: how many have come
+    :ivar speeds: [[number of a GPU, numbers of two nodes, what each received: bytes per second or why not], ...]
     :ivar network: the network that NCCL's log names; '' if none
     """
 
     def __init__(self, store: 'Any') -> None:
-        self.store, self.lanes, self.nodes, self.network = store, {}, {}, ''  # type: Any, dict, dict, str
+        self.store, self.lanes, self.nodes, self.network = store, {}, 0, ''  # type: Any, dict, int, str
         self.failed, self.worked, self.speeds = collections.Counter(), set(), []  # type: Any, set, list
 
     def gather(self, nodes: int, end: float) -> None:
@@ -255,7 +232,9 @@ class Keeper:
             time.sleep(meet.LOOK)
         self.lanes = {number: said for number, said in self.lanes.items() if said}
         ranks = sorted({said['rank'] for said in self.lanes.values()})
-        self.nodes = {rank: number for number, rank in enumerate(ranks)}
+        for said in self.lanes.values():
+            said['number'] = ranks.index(said['rank'])
+        self.nodes = len(ranks)
         ready = [said for said in self.lanes.values() if said['ready']]
         kinds = collections.Counter(said['backend'] for said in ready)
         self.kind = kinds.most_common(1)[0][0] if kinds else ''
@@ -263,36 +242,30 @@ class Keeper:
 
     def round(self, turn: int) -> None:
         """Measure all pairs of a round."""
-        place = {(said['lane'], self.nodes[said['rank']]): number for number, said in self.lanes.items()
+        place = {(said['lane'], said['number']): number for number, said in self.lanes.items()
                  if number in self.playing}
-        pairs = []  # type: list
-        for (lane, node), number in sorted(place.items()):
-            other = partner(node, turn, len(self.nodes))
-            if other is not None and other > node and (lane, other) in place:
-                pairs.append([number, place[lane, other]])
+        pairs = [[place[lane, one], place[lane, other]] for one, other in pairs_of(turn, self.nodes)
+                 for lane in sorted({lane for lane, _ in place}) if (lane, one) in place and (lane, other) in place]
         self.store.put('round-%d' % turn, {'pairs': pairs})
         end = time.monotonic() + limit_of(turn) + 4
         while self.store.count('done-%d' % turn) < 2 * len(pairs) and time.monotonic() < end:
             time.sleep(meet.LOOK)
         answers = self.store.known('did-%d' % turn, sum(pairs, []), {'error': str})
-        for one, two in pairs:
-            self.take(one, two, answers.get(one))
-            self.take(two, one, answers.get(two))
+        for pair in pairs:
+            self.speeds.append([self.lanes[pair[0]]['lane'], *[self.lanes[number]['number'] for number in pair],
+                                *[self.received(number, answers.get(number)) for number in pair]])
 
-    def take(self, number: int, other: int, said: 'Optional[dict]') -> None:
-        """Record a process's answer to a round."""
-        own = self.lanes[number]
-        node, partner_node = self.nodes[own['rank']], self.nodes[self.lanes[other]['rank']]
+    def received(self, number: int, said: 'Any') -> 'Any':
+        """What a process received in a round, from its answer: bytes per second, or why not."""
         if said and messages.has_form(said, {'received': (int, float)}) and not said['error']:
             self.worked.add(number)
-            self.speeds.append([own['lane'], partner_node, node, float(said['received'])])
             self.network = self.network or ', '.join(str(said[key])[:60] for key in ('network', 'provider')
                                                      if said.get(key))
-            return
-        self.speeds.append([own['lane'], node, partner_node, said['error'][:300] if said else 'it did not answer'])
+            return float(said['received'])
         self.failed[number] += 1
         if not said or self.failed[number] >= FAILED and number not in self.worked:
             self.playing.discard(number)
+        return said['error'][:300] if said else 'it did not answer'
 
 
 def keep(rounds: int, seconds: float, descriptor: int) -> None:
@@ -305,16 +278,14 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
     except (meet.NotMet, ImportError, OSError) as err:
         say(descriptor, {'error': str(err)})
         return
-    say(descriptor, {'opened': True})
     nodes = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE'])
     keeper.gather(nodes, time.monotonic() + patience(imported, nodes, seconds) + 2)
     begin = time.monotonic()
-    count = min(rounds, len(keeper.nodes) - 1 + len(keeper.nodes) % 2) if len(keeper.nodes) > 1 else 0
+    count = min(rounds, keeper.nodes - 1 + keeper.nodes % 2) if keeper.nodes > 1 else 0
     for turn in range(count):
         keeper.round(turn)
-    say(descriptor, {'lanes': list(keeper.lanes.values()), 'nodes': keeper.nodes, 'speeds': keeper.speeds,
-                     'network': keeper.network, 'kind': keeper.kind, 'rounds': count, 'imported': imported,
-                     'took': time.monotonic() - begin})
+    say(descriptor, {'lanes': list(keeper.lanes.values()), 'speeds': keeper.speeds, 'network': keeper.network,
+                     'kind': keeper.kind, 'rounds': count, 'imported': imported, 'took': time.monotonic() - begin})
     word = json.loads(sys.stdin.readline())
     keeper.store.put('round-%d' % count, {'word': word})
     end = time.monotonic() + meet.HEARD

@@ -3,21 +3,20 @@
 Examines the program without running it: the script, its own modules, the paths that it reads, and variables. Rank 0
 finds what differs between nodes.
 """
+import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
 import re
 import sys
-from importlib.machinery import PathFinder
 
 from . import rules
 from .kinds import Mapping, Optional, Report
-from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, is_number, keywords, literal, parsed
+from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, keywords, literal, read
 
-# bytes of a program at most, and of the beginning and the end of a file to compare
-MOST, ENDS = 16 << 20, 64 << 10
-# own modules, and entries of a directory, at most
-FILES, LISTED = 60, 20000
+# bytes at the beginning and the end of a file to compare, and entries of a directory at most
+ENDS, LISTED = 64 << 10, 20000
 # messages that a module or a library is missing
 MISSING = 'No module named|cannot open shared object|built without'
 # options that name what a program reads
@@ -45,78 +44,43 @@ def program_of(words: list) -> tuple:
     return '', ''
 
 
-def isolated(words: list) -> bool:
-    """Whether an option tells Python not to search the script's directory for modules: -I, -P."""
-    before = words[:words.index(program_of(words)[1])] if program_of(words)[1] in words else []
-    return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
-
-
-def read(path: str) -> bytes:
-    """The text of a file. :raises OSError: it cannot be read"""
-    with open(path, 'rb') as stream:
-        return stream.read(MOST)
-
-
-def files_of_program(script: str, text: bytes, top: str = '') -> dict:
-    """Texts of the script and its own modules: {path relative to `top`: text}. Default of `top`: its directory."""
-    place = os.path.realpath(script)
-    top = os.path.realpath(top) if top else os.path.dirname(place)
-    found, waiting = {os.path.relpath(place, top): text}, [(os.path.dirname(os.path.relpath(place, top)), text)]
-    while waiting and len(found) < FILES:
-        package, text = waiting.pop()
-        tree = parsed(text)
-        for name in imported(tree) if tree else ():
-            for base in {'', package}:      # relative ones too
-                place = os.path.join(base, *name.split('.'))
-                for path in (place + '.py', os.path.join(place, '__init__.py')):
-                    if path not in found and os.path.isfile(os.path.join(top, path)):
-                        try:
-                            found[path] = read(os.path.join(top, path))
-                        except OSError:
-                            found[path] = b''
-                        waiting.append((os.path.dirname(path), found[path]))
-    return found
-
-
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
-    """The program that Python will run; None if it has no file here. :raises OSError: it cannot be read"""
+    """
+    The program that Python will run; None if it is installed, or an archive.
+
+    :raises OSError: it is missing or cannot be read
+    """
     kind, name = program_of(words)
+    place, top = os.path.realpath(name), ''
     if kind == 'module':    # in the working directory
+        top = '.'
         place = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), '')
-        files = files_of_program(place, read(place), '.') if place else None
-    else:
-        place = name if not os.path.isdir(name) else ''
-        files = files_of_program(name, read(name)) if place else None
-    return Program(files, environ, words[words.index(name) + 1:], place) if files else None
-
-
-def gpu_of_program(program: 'Program') -> str:
-    """
-    Which GPU each rank uses: 'local': the one with the number of its local rank; '0': the first one, in all ranks; '':
-    the program does not show it, since a framework chooses the GPU.
-    """
-    if program.takes_local():
-        return 'local'
-    texts = list(program.files.values())
-    script, text = texts[0], b''.join(texts)
-    if b'init_process_group' not in script or re.search(
-            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
-            b'set_device|VISIBLE_DEVICES', text):
-        return ''
-    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
+        with contextlib.suppress(ImportError, ValueError):      # the import reports it
+            if not place and not importlib.util.find_spec(name.partition('.')[0]) and not os.path.isdir(name):
+                raise FileNotFoundError(errno.ENOENT, 'no such module')
+    if not place or os.path.isdir(place):
+        return None
+    top = top or os.path.dirname(place)
+    return Program({os.path.relpath(place, top): read(place)}, environ, words[words.index(name) + 1:], place, top)
 
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Compare the GPU that the script uses with those that the first rank of the node sees."""
-    takes = gpu_of_program(program) if gpus and program.local > 1 else ''
-    if not gpus:
+    if not gpus or program.local < 2:
         return
-    if takes == 'local' and program.local > len(gpus):
-        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d "
-                   "ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
-                   "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
-                   "SLINGTORCH_GPU_VISIBILITY")
-    if takes == '0' and len(gpus) > 1:
+    texts = list(program.files.values())
+    script, text = texts[0], b''.join(texts)
+    if any(re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
+           for words in map(program.words, program.gpu_numbers())):
+        if program.local > len(gpus):
+            report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the "
+                       "%d ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+                       "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
+                       "SLINGTORCH_GPU_VISIBILITY")
+    elif len(gpus) > 1 and b'init_process_group' in script and not re.search(    # a framework chooses the GPU itself
+            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) and not re.search(
+                b'set_device|VISIBLE_DEVICES', text) and re.search(
+                    rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script):
         report.add('yellow', 'gpus', "each rank uses GPU 0, but all ranks of this node see the same %d GPUs"
                    % len(gpus), "use srun --gpus-per-task=1, or call torch.cuda.set_device(LOCAL_RANK)")
 
@@ -129,21 +93,12 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     :param details: of look.look(): the GPUs that this rank sees
     """
     kind, name = program_of(words)
-    if kind == 'module':
-        top = name.partition('.')[0]
-        try:
-            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)     # '': the working directory
-        except (ImportError, ValueError, OSError):
-            return      # the import reports it
-        if spec is None:
-            report.add('red', 'script', "python -m %s: this node has no such module" % name,
-                       "start in its directory, or install it in this environment")
-            return
     try:
         program = load(words, environ) if name else None
     except OSError as err:
-        report.add('red', 'script', "the script %s cannot be read on this node (%s)" % (name, err.strerror),
-                   "put it on a file system that all nodes have")
+        report.add('red', 'script', "%s %s cannot be read on this node (%s)" % (
+            'the script' if kind == 'script' else 'python -m', name, err.strerror),
+            "put it on a file system that all nodes have, or start in its directory")
         return
     if not program:
         return
@@ -153,21 +108,19 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         return
     for path, content in program.files.items():
         report.fact('file %s' % (name if path == first else path), hashlib.sha256(content).hexdigest()[:12])
-    # the trial says it of modules; an archive (zipapp, PEX) is no text
-    for path, wrong in program.wrong.items() if b'\0' not in program.files[first] else ():
-        if path != first:
-            continue
-        report.add('red', 'script', "%s is not valid for %s: line %s: %s" % (
-            path, 'this Python (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
-            getattr(wrong, 'msg', wrong)), "run python -m py_compile %s to see the place" % path)
+    wrong = program.wrong.get(first)    # the trial says it of modules
+    if wrong and b'\0' not in program.files[first]:     # an archive (zipapp, PEX) is no text
+        report.add('red', 'script', "%s is not valid for this Python (%d.%d): line %s: %s" % (
+            first, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
+            "run python -m py_compile %s to see the place" % first)
     check_layout(report, program, details.get('gpus'))
-    rules.check(report, program, bool(details.get('gpus')), len(details.get('cpus', ())))
-    made = program.made()
-    details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **program.outputs())
+    rules.check(report, program, bool(details.get('gpus')))
+    written, made, reads = program.paths()
+    details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **written)
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None
                        for path, node in made.items()}
     look_at_variables(report, program, details)
-    look_at_reads(report, program, set(details['written']))
+    look_at_reads(report, program, reads, set(details['written']))
     details['mpi'] = any(re.search(b'mpi4py|horovod|slingmpi', content) for content in program.files.values())
     details['compiles'] = any(map(rules.compiles, program.nodes))
     details['extension'] = any('cpp_extension' in one for one in program.imports)
@@ -178,24 +131,18 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 def look_at_variables(report: 'Report', program: 'Program', details: dict) -> None:
     """Variables that the program reads: report those not set; list in the details those that ranks must share."""
     details['reads'] = []
-    for name, reads in sorted(program.variables().items()):
-        must = [node for node, must in reads if must]
+    for name, must in sorted(program.variables().items()):
         value = program.environ.get(name)
         if value is None and must:
             report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (
                 program.where(must[0]), name), "export %s before srun" % name)
-        for node, _ in reads:
-            kind = called(program.above.get(id(node)))
-            if value and kind in ('int', 'float') and not (is_number(kind, value) or program.optional(node)):
-                report.add('yellow', 'variable', "%s: %s='%s' is not a number (%s)" % (
-                    program.where(node), name, value[:80], kind), "correct it in the job script")
         if not PER_RANK.match(name) and '/' not in (value or ''):
             details['reads'].append(name)
 
 
-def look_at_reads(report: 'Report', program: 'Program', written: set) -> None:
+def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
     """The paths that the program reads: note their contents for a comparison, and report those that are missing."""
-    paths = {path: node for path, node in program.read_paths().items() if path not in written and not (
+    paths = {path: node for path, node in reads.items() if path not in written and not (
         'chdir' in program.names and not os.path.isabs(path))}
     for name in program.variables():
         value = program.environ.get(name, '')
@@ -222,8 +169,9 @@ def look_at_arguments(report: 'Report', words: list) -> None:
     look_at_paths(report, 'argument', [value for _, value in paths])
     for option, value in paths:
         # anything else that is missing may be a name or a pattern, or the program may create it
-        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.lexists(value):
-            report.add('yellow', 'script', "%s: %s does not exist on this node" % (option, value),
+        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.exists(value):
+            report.add('yellow', 'script', "%s: %s%s does not exist on this node" % (
+                option, value, ', a link, leads to what' * os.path.islink(value)),
                        "correct the path, or put it on a file system that all nodes have")
 
 
@@ -263,31 +211,30 @@ def look_at_paths(report: 'Report', kind: str, paths: list) -> None:
         report.fact('%s %s' % (kind, path[:200]), found)
 
 
+DIFFERS = {     # kind of a fact: (text, remedy)
+    'module': ("nodes have different copies of the package %s: %s", "install one for all nodes; see PYTHONPATH"),
+    'argument': ("%s, an argument, differs between nodes: %s", "put it on a file system that all nodes have"),
+    'named': ("%s, which the program names, differs between nodes: %s", "put it on a file system that all nodes have"),
+    'working': ("the nodes have a different working %s: %s", "start in one that all nodes have (srun --chdir)"),
+}
+
+
 def compare_programs(report: 'Report') -> None:
     """Scripts, own modules and arguments' files that differ between nodes."""
     looked = 0
     for name, values in report.facts.items():
-        if name.startswith('file '):
-            for mask in values.values():
-                looked |= mask
+        looked |= sum(values.values()) * name.startswith('file ')   # each rank has one value
     for fact, values in sorted(report.facts.items()):
         kind, _, name = fact.partition(' ')
-        there = sum(values.values())
+        lack = looked & ~sum(values.values())
         fewest = min(values.values(), key=lambda mask: bin(mask).count('1'))
-        if kind == 'file' and (len(values) > 1 or looked & ~there):
+        if kind == 'file' and (len(values) > 1 or lack):
             report.add('red', 'script', "nodes have different copies of %s" % name if len(values) > 1 else
                        "these nodes lack %s, but others have it" % name, "put it on a file system that all nodes have",
-                       fewest if len(values) > 1 else looked & ~there)
-        elif kind == 'module' and len(values) > 1:
-            report.add('yellow', 'script', "nodes have different copies of the package %s: %s" % (name, '; '.join(
-                sorted(values)[:4])), "install one for all nodes; see PYTHONPATH", fewest)
-        elif kind in ('argument', 'named') and len(values) > 1:
-            report.add('yellow', 'script', "%s, %s, differs between nodes: %s" % (
-                name, {'argument': 'an argument'}.get(kind, 'which the program names'), '; '.join(sorted(values)[:4])),
-                "put it on a file system that all nodes have", fewest)
-        elif kind == 'working' and len(values) > 1:
-            report.add('yellow', 'script', "the nodes have different working directories: %s" % ', '.join(
-                sorted(values)[:4]), "start in a directory that all nodes have (srun --chdir)", fewest)
+                       fewest if len(values) > 1 else lack)
+        elif kind in DIFFERS and len(values) > 1:
+            text, remedy = DIFFERS[kind]
+            report.add('yellow', 'script', text % (name, '; '.join(sorted(values)[:4])), remedy, fewest)
 
 
 def check_imports(report: 'Report', trial: dict, details: dict) -> None:
@@ -297,25 +244,22 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     :param details: of look_at_program(): whether the program has a DataLoader with workers, and whether it uses MPI,
         which ends a process that is not one of its ranks
     """
-    install = "install the missing package where all nodes see it"
     for name, what in trial.get('modules', {}).items():
         report.fact('module %s' % name, what)
-    if trial.get('wrong'):
-        text, sure = trial['wrong']
-        sure = sure and not (details.get('mpi') and 'ended the process' in text)
-        shadows = trial.get('shadows')
-        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
-            text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
-            "rename these files" if shadows else
-            "see what this module needs: no import may end the program" if re.search('end(s|ed) the pro', text) else
-            install + ", or start Python with the options that the script needs" if re.search(MISSING, text) else
-            "correct it there: every rank stops at this line")
-    for text in trial.get('late', ()):
-        report.add('yellow', 'script', "the program fails later: %s" % text, install if re.search(MISSING, text) else
-                   "correct it, or use a release that has it")
-    for text in trial.get('changed', ()):
-        report.add('yellow', 'script', "an import changes the training's process: %s" % text,
-                   "move this into a function of the module, and call it where it is needed")
+    text, sure = trial.get('wrong') or ('', False)
+    if trial.get('shadows'):
+        report.add('yellow', 'script', "beside the script: %s: Python imports this instead of the module of this name "
+                   "that PyTorch needs" % ', '.join(trial['shadows']), "rename it")
+    for wrong, level, what in [(text, 'red' if sure and not (details.get('mpi') and 'ended the process' in text)
+                                else 'yellow', "the script's imports fail")] * bool(text) + [
+                                    (late, 'yellow', "the program fails later") for late in trial.get('late', ())]:
+        report.add(level, 'script', "%s: %s" % (what, wrong),
+                   "see what this module needs: no import may end the program" if re.search('end(s|ed) the pro', wrong)
+                   else "install the missing package where all nodes see it, or start Python with the options that the "
+                   "script needs" if re.search(MISSING, wrong) else "correct it, or use a release that has it")
+    if trial.get('untested'):
+        report.add('untested', 'script', "the imports from here on: %s writes, connects or starts a process" %
+                   trial['untested'])
     if trial.get('worker') and not report.having('red', 'shm'):
         report.add('red' if details.get('workers') else 'yellow', 'worker',
                    "a worker of a DataLoader fails: %s" % trial['worker'],

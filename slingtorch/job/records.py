@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 
 FORMAT, VERSION = 'slingtorch bench', 1
 """Values of the file's first keys; a change that an older reader would misread needs a new number."""
@@ -23,9 +24,9 @@ class BenchError(RuntimeError):
 
 
 def parse_size(text: str) -> int:
-    """Bytes in '32768', '32K', '32KiB' or '16G'; units are powers of 1024, as in nccl-tests."""
-    match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
-    if not match or int(match.group(1)) == 0:
+    """Bytes in '32768', '32K', '128 MiB' or '16G'; units are powers of 1024, as in nccl-tests."""
+    match = re.match(r'([1-9]\d*) ?([KMGT]?)(i?B)?$', text, re.I)
+    if not match:
         raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
     return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
 
@@ -46,30 +47,22 @@ def show_time(seconds: float) -> str:
     return '%.3g s' % seconds
 
 
-def averages(record: dict) -> dict:
-    """{(kind, operation): average bus bandwidth} over all sizes with equal weight, as in nccl-tests."""
-    found = {}  # type: dict
-    for row in record['results']:
-        found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
-    return {key: sum(values) / len(values) for key, values in found.items()}
-
-
 def wrong_values(record: dict) -> list:
     """Lines about wrong values."""
     return ['WRONG VALUES: %s, %s of %s: %d; %s'
-            % (row['kind'], row['operation'], show_size(int(row['size'])), row['wrong'], row['first_wrong'])
+            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
             for row in record['results'] if row['wrong']]
 
 
+ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s'
+
+
 def head(record: dict) -> list:
-    """Lines that say what was measured."""
+    """Lines that say what was measured, and the names of the columns."""
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d per node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl')
-             if name in record['versions']]
-    if extra:
-        lines.append('  ' + '; '.join(extra))
+    lines += ['  %s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl') if name in record['versions']]
     if record['nodes'] == 1:
         lines.append('  one node: nothing crosses the network')
     elif rates:
@@ -77,31 +70,21 @@ def head(record: dict) -> list:
             sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
     else:
         lines.append('  line rate of a node: unknown (no network card reports it in /sys)')
-    return lines
-
-
-ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s %8s'
-
-
-def table_head(record: dict) -> list:
-    """Lines: the networks, and the names of the columns."""
-    return ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
-        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
+    return lines + ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
+        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong')]
 
 
 def table_row(record: dict, row: dict) -> str:
     """A line of the table."""
     rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-    return ROW % (row['kind'], row['operation'], show_size(int(row['size'])), show_time(row['seconds']),
+    return ROW % (row['kind'], row['operation'], show_size(row['size']), show_time(row['seconds']),
                   '%.4g' % row['algorithm_bandwidth'], '%.4g' % row['bus_bandwidth'],
-                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'], row['repeats'])
+                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'])
 
 
 def summary(record: dict) -> list:
-    """Lines: the average bus bandwidth of each backend and operation, and what went wrong."""
-    return ['', 'average bus bandwidth, GB/s'] + [
-        '%-8s %-14s %.4g' % (*key, average) for key, average in averages(record).items()] + [''] + [
-        'note: ' + line for line in record['notes']] + wrong_values(record)
+    """Lines below the table: what was not measured, and what went wrong."""
+    return [''] + ['note: ' + line for line in record['notes']] + wrong_values(record)
 
 
 def file_to_write(path: str) -> str:
@@ -119,7 +102,7 @@ def file_to_write(path: str) -> str:
 
 
 def write(record: dict, path: str) -> None:
-    """Write a file for read(), whole or not at all."""
+    """Write a record as JSON, whole or not at all."""
     write_whole({path: json.dumps(record, indent=1) + '\n'})
 
 
@@ -138,6 +121,8 @@ def write_whole(texts: dict) -> None:
                 if part != path:
                     os.fsync(stream.fileno())  # a network file system reports only now that it is full
         for part, path in parts.items():
+            if os.path.exists(path):
+                shutil.copymode(path, part)
             os.replace(part, path)
     finally:
         for part in filter(os.path.exists, parts):

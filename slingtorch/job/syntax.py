@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A program's syntax trees: which conditions a call depends on, the text of an expression, files read and written."""
 import ast
+import contextlib
 import functools
 import os
 import re
 import warnings
 
-from .kinds import Any, Iterator, Mapping, Optional
+from .kinds import Any, Iterable, Iterator, Mapping, Optional
 
 # names in conditions that tell ranks apart
 RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
@@ -17,10 +18,17 @@ WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'Fi
            'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
 FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
 LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
+# context managers in which one rank comes after the other
+IN_TURN = re.compile(r'_first\b|file_?lock|\block|once|only', re.I)
+# functions that read from their first argument, and modules that have these and others
+READERS = ('open', 'load', 'loadtxt', 'read_csv', 'fromfile', 'memmap')
+MODULES = ('torch', 'np', 'numpy', 'os', 'pd', 'io', 'glob')
+# functions that give the path that they get, and the mark for an unknown part of a text
+PATHS, UNKNOWN = ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath'), '\0'
 # words of a command line that are examined at most; how deep names are followed
 ARGUMENTS, DEEP = 50, 9
-# how much of a large program is read: half a second
-NODES = 50000
+# how much of a large program is read: half a second; own modules, and bytes of each, at most
+NODES, FILES, MOST = 50000, 60, 16 << 20
 
 
 @functools.lru_cache(None)
@@ -31,12 +39,10 @@ def parse(text: bytes) -> 'ast.Module':
         return ast.parse(text)
 
 
-def parsed(text: bytes) -> 'Optional[ast.Module]':
-    """The text's syntax tree, or None if the text is not valid Python."""
-    try:
-        return parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+def read(path: str) -> bytes:
+    """The text of a file. :raises OSError: it cannot be read"""
+    with open(path, 'rb') as stream:
+        return stream.read(MOST)
 
 
 def imported(tree: 'ast.AST') -> 'Iterator[str]':
@@ -104,12 +110,14 @@ def arguments_of(words: list) -> list:
     return found
 
 
-def is_number(kind: str, text: str) -> bool:
-    """Whether int() or float() accepts the text."""
-    try:
-        return bool((int if kind == 'int' else float)(text)) or True
-    except ValueError:
-        return False
+def own_modules(names: 'Iterable[str]', top: str, package: str) -> 'Iterator[str]':
+    """Paths, relative to `top`, of those modules that are files there or in the package."""
+    for name in sorted(names):
+        for base in dict.fromkeys(('', package)) if re.match(r'[\w.]*$', name) else ():   # relative ones too
+            place = os.path.join(base, *name.split('.'))
+            for path in (place + '.py', os.path.join(place, '__init__.py')):
+                if os.path.isfile(os.path.join(top, path)):
+                    yield path
 
 
 class Program:
@@ -118,43 +126,56 @@ class Program:
 
     :param files: {path: its text}, the script first
     :param given: the words of its command line
+    :param top: directory that has the program's own modules, which are read, too; '': none
     :ivar wrong: {path: why it is not valid Python}
     :ivar values: {name: all expressions assigned to it}, {(path, name): those in this file}
     :ivar used: all names that the program reads
+    :ivar names: {name: its calls}
     :ivar imports: names of modules
-    :ivar defined: (path, name) of classes and functions
     """
 
-    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '') -> None:
-        self.files, self.environ, self.given, self.script = files, environ, given, script
+    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '', top: str = '') -> None:
+        self.files, self.environ, self.given, self.script = dict(files), environ, given, script
         self.arguments = arguments_of(given)
         self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
-        self.several, self.gpus, self.cores = self.world > self.local, False, 0
+        self.several, self.gpus = self.world > self.local, False
         self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
         self.options, self.wrong = {}, {}   # type: dict, dict
-        self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
-        self.defined = set()    # type: set
-        for path, text in files.items():
-            if len(self.nodes) > NODES:     # what the script imports first is what decides
-                break
+        self.nodes, self.calls, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
+        self.names = {}     # type: dict
+        paths = list(files)
+        for path in paths:      # which grow
             try:
-                tree = parse(text)
+                tree = parse(self.files[path])
             except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
                 self.wrong[path] = err
                 continue
-            self.trees.append(tree)
-            self.imports.update(imported(tree))
-            for node in ast.walk(tree):
-                self.nodes.append(node)
-                self.place[id(node)] = path
-                for child in ast.iter_child_nodes(node):
-                    self.above[id(child)] = node
-                self.learn(node, path)
-        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        self.names = {called(node) for node in self.calls}
-        for call in self.calls:
-            if called(call) == 'add_argument':
-                self.learn_option(call)
+            names = set(imported(tree))
+            if len(self.nodes) <= NODES:    # what the script imports first is what decides
+                self.imports |= names
+                self.learn_file(tree, path)
+            if path == paths[-1]:
+                names.update(self.text(node.args[0])[0] for node in self.names.get('import_module', ()) if node.args)
+            for found in own_modules(names, top, os.path.dirname(path)) if top else ():
+                if found not in self.files and len(paths) < FILES:
+                    paths.append(found)
+                    self.files[found] = b''
+                    with contextlib.suppress(OSError):
+                        self.files[found] = read(os.path.join(top, found))
+
+    def learn_file(self, tree: 'ast.AST', path: str) -> None:
+        """Record the nodes of a file, and its options."""
+        for node in ast.walk(tree):
+            self.nodes.append(node)
+            self.place[id(node)] = path
+            for child in ast.iter_child_nodes(node):
+                self.above[id(child)] = node
+            self.learn(node, path)
+            if isinstance(node, ast.Call):
+                self.calls.append(node)
+                self.names.setdefault(called(node), []).append(node)
+        for call in self.names.get('add_argument', ()):
+            self.learn_option(call)
 
     def learn(self, node: 'Any', path: str) -> None:
         """Record what a node assigns or reads."""
@@ -171,8 +192,6 @@ class Program:
             targets, value = [ast.Name(node.arg, ast.Store())], node
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             self.used.add(named(node))
-        if isinstance(node, FUNCTIONS + (ast.ClassDef,)):
-            self.defined.add((path, node.name))
         for target in targets:
             for key in (named(target), (path, named(target))):
                 self.values.setdefault(key, []).append(value)
@@ -211,13 +230,10 @@ class Program:
 
     def value(self, node: 'Any') -> 'Any':
         """The value of a constant, or of a name with only one value; else None."""
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            known = {literal(value) for value in values if isinstance(value, ast.Constant)}
-            return next(iter(known)) if len(known) == 1 and len(values) == sum(
-                isinstance(value, ast.Constant) for value in values) else None
-        return literal(node)
+        known = self.assigned(node) if isinstance(node, (ast.Name, ast.Attribute)) else [node]
+        return literal(known[0]) if known and len({literal(one) for one in known}) == 1 else None
 
+    @functools.lru_cache(None)
     def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
         """
         The names and strings in an expression, and in what is assigned to these names; 'modulo' for this operation.
@@ -235,79 +251,62 @@ class Program:
 
     # --- the text of an expression
 
-    def text(self, node: 'Any', deep: int = DEEP) -> tuple:
+    def text(self, node: 'Any') -> tuple:
         """(the known beginning of the text or path that an expression gives, whether this is all of it)"""
-        read = variable(node)
-        if not deep or node is None:
-            return '', False
-        if read:
-            value = self.environ.get(read[0])
-            return (value, True) if value is not None else self.text(read[1], deep - 1)
-        if isinstance(node, ast.Constant):
-            return (node.value, True) if isinstance(node.value, str) else ('', False)
-        if isinstance(node, ast.JoinedStr):
-            return self.joined(node.values, deep)
-        if isinstance(node, ast.FormattedValue):
-            return self.text(node.value, deep - 1) if not node.format_spec else ('', False)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
-            return self.joined([node.left, node.right], deep, isinstance(node.op, ast.Div))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) or called(node) == 'format':
-            before = self.text(getattr(node, 'left', getattr(getattr(node, 'func', None), 'value', None)), deep - 1)[0]
-            return re.split('[%{]', before)[0], False
-        if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
-            return self.argument(node.slice)
-        if isinstance(node, ast.Attribute) and node.attr == 'parent':
-            found, whole = self.text(node.value, deep - 1)
-            return os.path.dirname(found) if whole else '', whole
-        if isinstance(node, ast.Name) and node.id == '__file__':
-            path = self.place.get(id(node), '')
-            return os.path.join(os.path.dirname(os.path.realpath(self.script)), path) if path else '', bool(path)
-        if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
-                'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
-            return self.text(self.options[node.attr], deep - 1)
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            return self.text(values[0], deep - 1) if len(values) == 1 else ('', False)
-        return self.text_of_call(node, deep) if isinstance(node, ast.Call) else ('', False)
-
-    def text_of_call(self, node: 'ast.Call', deep: int) -> tuple:
-        """text() for the result of a function that handles paths."""
-        name, before = called(node), getattr(node.func, 'value', None)
-        if name in ('join', 'Path', 'PurePath', 'joinpath'):
-            return self.joined([before] * (name == 'joinpath') + node.args, deep, True)
-        if name in ('getcwd', 'cwd') and not node.args:
-            return '.', True
-        if name in ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath', 'expanduser', 'dirname',
-                    'expandvars'):
-            found, whole = self.text(node.args[0] if node.args else before, deep - 1)
-            change = getattr(os.path, name if name in ('expanduser', 'expandvars', 'dirname') else 'join')
-            return (change(found) or '.' * bool(found), True) if whole else (found, False)
-        return '', False
-
-    def joined(self, parts: list, deep: int, as_path: bool = False) -> tuple:
-        """text() of several expressions, joined."""
-        found = ''
-        for part in parts:
-            more, whole = self.text(part, deep - 1)
-            found = os.path.join(found, more) if as_path else found + more
-            if not whole:
-                return found, False
-        return found, True
-
-    def argument(self, index: 'Any') -> tuple:
-        """text() of sys.argv[...], by its number or by the option before it."""
-        number = literal(index)
-        options = [literal(part) for part in ast.walk(index) if literal(part)]
-        for option, value in self.arguments:
-            if option in options:
-                return value, True
-        there = isinstance(number, int) and 0 < number <= len(self.given)
-        return (self.given[number - 1], True) if there else ('', False)
+        found, unknown, _ = self.known(node).partition(UNKNOWN)
+        return found, not unknown
 
     def directory(self, node: 'Any') -> str:
         """The known part of a path: '/scratch' for f'/scratch/{name}.pt'."""
         found, whole = self.text(node)
         return found if whole else found.rpartition('/')[0]
+
+    def known(self, node: 'Any', deep: int = DEEP) -> str:
+        """The text or path that an expression gives, with UNKNOWN in place of what only running it would show."""
+        read, name, path = variable(node), called(node), UNKNOWN     # type: Any, str, str
+        if not deep or node is None:
+            return UNKNOWN
+        texts = [self.known(part, deep - 1) for part in (
+            node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right] if isinstance(node, ast.BinOp)
+            else node.args if isinstance(node, ast.Call) else ())]
+        if read:
+            value = self.environ.get(read[0])
+            return value if value is not None else self.known(read[1], deep - 1)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.FormattedValue) and not node.format_spec:
+            return self.known(node.value, deep - 1)
+        if isinstance(node, ast.JoinedStr):
+            return ''.join(texts)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
+            return texts[0].partition('%')[0] + UNKNOWN if isinstance(node.op, ast.Mod) else \
+                os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
+        if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
+            number = literal(node.slice)
+            return self.given[number - 1] if isinstance(number, int) and 0 < number <= len(self.given) else UNKNOWN
+        if isinstance(node, ast.Name) and node.id == '__file__' and id(node) in self.place:
+            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place[id(node)])
+        if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
+                'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
+            return self.known(self.options[node.attr], deep - 1)
+        if isinstance(node, ast.Call) and name in ('getcwd', 'cwd'):
+            return '.'
+        if isinstance(node, ast.Call):
+            path = self.known(getattr(node.func, 'value', None), deep - 1)
+        elif isinstance(node, ast.Attribute) and node.attr == 'parent':
+            path, name = self.known(node.value, deep - 1), 'dirname'
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            values = self.assigned(node)
+            return self.known(values[0], deep - 1) if len(values) == 1 else UNKNOWN
+        if name == 'format':
+            return path.partition('{')[0] + UNKNOWN
+        if name in ('join', 'Path', 'PurePath', 'joinpath'):
+            return os.path.join(*[path] * (name == 'joinpath'), *texts) if texts else UNKNOWN
+        path = texts[0] if texts else path
+        if name in ('dirname', 'expanduser', 'expandvars'):
+            whole = name != 'dirname' or UNKNOWN not in path
+            return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
+        return path if name in PATHS else UNKNOWN
 
     # --- what decides about a call
 
@@ -318,19 +317,23 @@ class Program:
             node.name.startswith('__') or re.search('forward|_step$|_dataloader$', node.name))
             for node, above in zip(around, around[1:] + [None]))
 
+    def chosen(self, node: 'ast.AST', *more: type) -> bool:
+        """Whether a condition in its function decides about a node; main_block() is none."""
+        return any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and not main_block(above)
+                   for above, _ in self.around(node))
+
     def certain(self, call: 'ast.AST', deep: int = 4) -> bool:
         """Whether the script itself comes to a call in any case."""
-        top, around = self.function(call), [node for node, _ in self.around(call)]
-        if self.place.get(id(call)) != next(iter(self.files)) or any(
-                isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.Try) + LOOPS) and not main_block(node)
-                for node in around):
+        top = self.function(call)
+        if self.place.get(id(call)) != next(iter(self.files)) or self.chosen(call, ast.BoolOp, *LOOPS):
             return False
         if not isinstance(top, FUNCTIONS):
             return True
-        callers = [other for other in self.calls if called(other) == top.name]
+        callers = self.names.get(top.name, ())
         return deep > 0 and len(callers) == 1 and self.certain(callers[0], deep - 1) and not any(
             isinstance(node, ast.Return) and node.lineno < getattr(call, 'lineno', 0) for node in ast.walk(top))
 
+    @functools.lru_cache(None)
     def optional(self, node: 'ast.AST') -> bool:
         """Whether the program may skip a node: in a try, or under a condition not about the rank or a given option."""
         for above, part in self.around(node):
@@ -345,27 +348,33 @@ class Program:
 
     def without_gradients(self, node: 'ast.AST') -> bool:
         """Whether a node is no part of the training: within no_grad(), or in a function for something else."""
-        return any(isinstance(above, ast.With) and re.search(r'no_grad|inference_mode', self.words(ast.Tuple(
-            [item.context_expr for item in above.items], ast.Load()), 0)) or isinstance(above, FUNCTIONS) and (
-                re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
-                any(re.search('no_grad|inference', self.words(one, 0)) for one in above.decorator_list))
+        return any(re.search(r'no_grad|inference_mode', self.contexts(above)) or isinstance(above, FUNCTIONS) and (
+            re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
+            any(re.search('no_grad|inference', self.words(one, 0)) for one in above.decorator_list))
             for above, _ in self.around(node))
 
+    def contexts(self, node: 'Any') -> str:
+        """The words of a with statement's context managers."""
+        return ' '.join(self.words(item.context_expr, 0) for item in getattr(node, 'items', ()))
+
+    @functools.lru_cache(None)
     def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
-        """Whether a call depends on a condition or a decorator about ranks, as far as the syntax shows."""
+        """Whether a call depends on a condition, a context manager or a decorator about ranks, as the syntax shows."""
         for node, part in self.around(call):
-            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and RANK.search(
-                    self.words(getattr(node, 'test', node))) and part is not getattr(node, 'test', None):
+            test = getattr(node, 'test', None)
+            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and part is not test and RANK.search(
+                    self.words(test or node)) or IN_TURN.search(self.contexts(node)):
                 return True
             if isinstance(node, FUNCTIONS):
                 if any(RANK.search(self.words(one)) for one in node.decorator_list) or any(
                         isinstance(one, ast.If) and RANK.search(self.words(one.test)) and
                         isinstance(one.body[-1], (ast.Return, ast.Raise)) for one in node.body):
                     return True
-                callers = [other for other in self.calls if called(other) == node.name]
+                callers = self.names.get(node.name, ())
                 return not callers or not deep or all(self.for_one_rank(other, deep - 1) for other in callers)
         return False
 
+    @functools.lru_cache(None)
     def zero(self, node: 'ast.AST') -> bool:
         """Whether a node is a condition that is true only on rank 0, or only on all others."""
         test = getattr(node, 'test', None) if isinstance(node, ast.If) else None     # type: Any
@@ -376,132 +385,97 @@ class Program:
         name = called(test) or named(test)
         return bool(re.match(r'_?((local_|global_)?rank$|is_(main|master|chief|rank)|main_process)', name, re.I))
 
-    def one_branch(self, call: 'ast.Call') -> bool:
+    def one_branch(self, call: 'ast.Call', names: tuple) -> bool:
         """
-        Whether only rank 0 makes a call, or only the others, and no other branch of the function makes the same call;
-        or whether some ranks have left the function before.
+        Whether only rank 0 makes a call, or only the others, and no other branch of the function makes a call of one of
+        these names; or whether some ranks have left the function before.
         """
         around, top = list(self.around(call)), self.function(call)
-        for node in ast.walk(top):
-            if self.zero(node) and isinstance(node, ast.If) and self.function(node) is top and (
-                    isinstance(node.body[-1], ast.Return) or called(getattr(node.body[-1], 'value', None)) in (
-                        'exit', '_exit')) and node.lineno < call.lineno and node not in [one for one, _ in around]:
-                return True
-        if not any(self.zero(node) and part is not getattr(node, 'test', None) for node, part in around):
+        zero = [node for node in ast.walk(top) if self.zero(node)]  # type: Any
+        outside = [node for node in zero if all(node is not above for above, _ in around)]
+        if any(self.function(node) is top and node.lineno < call.lineno and (
+                isinstance(node.body[-1], ast.Return) or
+                called(getattr(node.body[-1], 'value', None)) in ('exit', '_exit')) for node in outside):
+            return True
+        if not any(above in zero and part is not above.test for above, part in around):
             return False
-        return sum(isinstance(node, ast.Call) and called(node) == called(call) and any(
-            self.zero(one) for one, _ in self.around(node)) for node in ast.walk(top)) == 1
+        return sum(isinstance(node, ast.Call) and called(node) in names and any(
+            above in zero for above, _ in self.around(node)) for node in ast.walk(top)) == 1
 
-    def takes_local(self) -> bool:
-        """Whether a rank uses the GPU with the number of its local rank, without checking how many it sees."""
+    def gpu_numbers(self) -> 'Iterator[ast.AST]':
+        """Expressions with the number of the GPU that a rank takes: in set_device(), device_ids and 'cuda:%d'."""
         for node in self.nodes:
-            place = None    # type: Any
-            if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
-                place = next(iter(node.args), None)
+            if called(node) in ('set_device', 'set_device_index', 'cuda') and isinstance(node.func, ast.Attribute):
+                yield from node.args[:1]
             elif isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List):
-                place = node.value
+                yield node.value
             elif isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format':  # 'cuda:%d', f'{acc}:{rank}'
                 texts = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
-                place = node if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
-                    re.match('cuda:|acc|dev', text) for text in texts) else None
-            words = self.words(place)
-            if re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words):
-                return True
-        return False
+                if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
+                        re.match('cuda:|acc|dev', text) for text in texts):
+                    yield node
 
     # --- files
 
-    def outputs(self) -> dict:
-        """{path that the program writes to: option or line}: from arguments, defaults of options, and calls."""
-        found = {}
-        for option, value in self.arguments:
-            if OUTPUT.match(option) and ('/' in value or os.path.isdir(value)) and '://' not in value:
-                found[value] = option
-        for node in self.calls:
-            name, path, words = called(node), '', keywords(node)    # type: str, str, Any
-            if name == 'open' and re.search('[wax+]', str(literal((node.args + [None, None])[1]) or literal(
-                    words.get('mode')) or '')):
-                path = self.directory(node.args[0])
-            elif name in WRITERS or name == 'save' and owner(node) in ('torch', 'np', 'numpy'):
-                path = next(filter(None, map(self.directory, node.args + list(words.values()))), '')
-            elif name in ('write_text', 'write_bytes') and isinstance(node.func, ast.Attribute):
-                path = self.directory(node.func.value)
-            elif name == 'add_argument':
-                names = {literal(part) for part in node.args} - {None}
-                if any(OUTPUT.match(str(one)) for one in names) and not names & set(dict(self.arguments)):
-                    path = self.directory(words.get('default'))
-                    path = path if '/' in path else ''
-            if path and '://' not in path and not path.startswith(('/dev/', '/proc/')):
-                found.setdefault(path, self.where(node))
-        return found
-
-    def made(self) -> dict:
-        """{directory that the program makes: the call}; '' for an unknown directory."""
-        makes = [node for node in self.calls if re.match('(make|mk)_?dirs?$', called(node))]
-        return {self.directory(node.args[0] if node.args and owner(node) in ('os', '') else getattr(
-            node.func, 'value', None)): node for node in makes}
-
-    def read_paths(self) -> dict:
-        """{path that the program reads: the call, or None if the path is only a string in its text}"""
-        found = {}  # type: dict
+    def paths(self) -> tuple:
+        """
+        ({path that the program writes to: option or line}, {directory that it makes: the call}, {path that it reads:
+        the call, or None if the path is only a text}); of a path to write or make, it may be only the known part.
+        """
+        written = {value: option for option, value in self.arguments
+                   if OUTPUT.match(option) and ('/' in value or os.path.isdir(value))}
+        made, read = {}, {}     # type: dict, dict
+        for name, default in self.options.items():
+            if OUTPUT.match(name) and id(default) in self.place and '/' in self.directory(default):
+                written.setdefault(self.directory(default), self.where(default))
         for node in self.nodes:
-            value = literal(node)
+            value, name = literal(node), called(node)
             if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
-                found.setdefault(value, None)
-            for part in getattr(node, 'args', ()) if isinstance(node, ast.Call) and called(node) not in (
-                    'print', 'add_argument', 'join', 'Path') else ():
-                if isinstance(part, (ast.Constant, ast.Starred, ast.Lambda, ast.GeneratorExp)):
-                    continue
-                path, whole = self.text(part)
-                if whole and '/' in path:
-                    found.setdefault(path, None)
-        for node in self.calls:
-            mode = literal((node.args + [None, None])[1]) or literal(keywords(node).get('mode')) or 'r'
-            if called(node) in ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap') and \
-                    (isinstance(node.func, ast.Name) or owner(node) in ('torch', 'np', 'numpy', 'os', 'pd', 'io')) and \
-                    node.args and not re.search('[wax+]', str(mode)):
-                path, whole = self.text(node.args[0])
-                if whole and path:
-                    found[path] = node
-            elif called(node) in ('read_text', 'read_bytes', 'iterdir') or called(node) in LISTINGS and node.args:
-                path, whole = self.text(node.args[0] if owner(node) == 'glob' else getattr(node.func, 'value', None))
+                read.setdefault(value, None)
+            if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
+                continue
+            words, found = keywords(node), []     # type: dict, list
+            method = isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
+            at = [getattr(node.func, 'value', None)] if method else node.args[:1]   # type: Any
+            writes = bool(re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1])))))
+            if name in WRITERS or name == 'save' and not method:
+                at, writes = node.args + list(words.values()), True
+            if re.match('(make|mk)_?dirs?$', name):
+                made[self.directory(at[0]) if at else ''] = node
+            elif name in WRITERS + ('write_text', 'write_bytes') or name in ('open', 'save') and not method and writes:
+                written.setdefault(next(filter(None, map(self.directory, at)), ''), self.where(node))
+            elif name in READERS and not method or name in LISTINGS + ('read_text', 'read_bytes'):
+                found = [(self.text(part), node) for part in at]
+            found += [(self.text(part), None) for part in node.args if not isinstance(part, ast.Constant)]
+            for (path, whole), call in found:
                 path = re.split(r'[^/]*[*?\[]', path)[0]
-                if whole and path:
-                    found[path] = node
-        return {path: node for path, node in found.items() if not path.startswith(('/dev/', '/proc/', '/sys/'))
-                and '://' not in path and '\0' not in path and '\n' not in path}
+                if whole and path and (call or '/' in path):
+                    read[path] = call or read.get(path)
+        return tuple({path.rstrip('/') or path: what for path, what in paths.items() if (path or paths is made)
+                      and not re.match('/(dev|proc|sys)/', path) and '://' not in path and '\n' not in path}
+                     for paths in (written, made, read))
 
     def late(self) -> 'Iterator[tuple]':
-        """Imports and libraries that the program loads later, in functions or conditions: (node, code, text)."""
+        """Modules that the program imports later, in functions or conditions: (node, statements that import it)."""
         for node in self.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                within = any(isinstance(above, FUNCTIONS + (ast.If,)) for above, _ in self.around(node))
-                if within and not getattr(node, 'level', 0) and not self.optional(node):
-                    text = ', '.join(name.name for name in node.names)
-                    text = 'from %s import %s' % (node.module, text) if isinstance(node, ast.ImportFrom) else \
-                        'import ' + text
-                    yield node, text, text
-            elif called(node) in ('CDLL', 'PyDLL', 'LoadLibrary', 'load_library') and node.args:
-                path, whole = self.text(node.args[0])
-                if whole and path and not self.optional(node):
-                    yield node, 'import ctypes\nctypes.CDLL(%r)' % path, '%s(%r)' % (called(node), path)
+            code = []   # type: list
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, 'level', 0):
+                code = [node] * any(isinstance(one, FUNCTIONS + (ast.If,)) for one, _ in self.around(node))
+            elif called(node) == 'import_module' and len(node.args) == 1 and self.text(node.args[0])[1]:
+                code = ast.parse('import importlib\nimportlib.import_module(%r)' % self.text(node.args[0])[0]).body
+            if code and not self.optional(node):
+                yield node, code
 
     def variables(self) -> dict:
-        """{environment variable that the program reads: [(node, whether the program ends if it is not set)]}"""
-        found, sets, asked = {}, set(), set()  # type: dict, set, set
+        """{environment variable that the program reads: [where it must be set, else the program ends]}"""
+        texts, reads, found = [], {}, {}    # type: list, dict, dict
         for node in self.nodes:
-            read = variable(node)
-            if read:
-                above = self.above.get(id(node))
-                found.setdefault(read[0], []).append((node, read[2] or not read[1] and called(above) in (
-                    'int', 'float', 'join', 'Path', 'open')))
-            elif isinstance(node, ast.Subscript) and named(node.value) == 'environ':
-                sets.add(literal(node.slice))
-            elif called(node) in ('setdefault', 'putenv') and node.args:
-                sets.add(literal(node.args[0]))
-            elif called(node) == 'update' and owner(node) == 'environ':
-                sets |= set(keywords(node)) | {literal(key) for part in node.args for key in getattr(part, 'keys', ())}
-            elif isinstance(node, ast.Compare):
-                asked.update(map(literal, ast.walk(node)))
-        return {name: [(node, must and name not in sets | asked and 'load_dotenv' not in self.names and
-                        not self.optional(node)) for node, must in reads] for name, reads in found.items()}
+            texts.append(node.arg if isinstance(node, ast.keyword) else literal(node))
+            name, _, must = variable(node) or ('', None, False)
+            if name:
+                reads.setdefault(name, []).append(node if must and not self.optional(node) else None)
+        for name, nodes in reads.items():
+            # who names a variable elsewhere, too, sets it or asks for it
+            asks = texts.count(name) > len(nodes) or 'load_dotenv' in self.names
+            found[name] = [node for node in nodes if node and not asks]
+        return found

@@ -6,6 +6,7 @@ A site is one file that contains only data, <site>.cfg; docs/sites.md describes 
 chooses sites.
 """
 import configparser
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -177,10 +178,6 @@ class Site:
                                           when and tuple(split_pair(when))))
         self.env, self.parameters = values['env'], values['parameter']
 
-    def detected(self, environ: Env, hostname: str, root: str = '/') -> Optional[str]:
-        """Evidence that this machine, with this host name, belongs to the site, or None. Tests replace `root`."""
-        return matching_rule(self.rules, environ, hostname, root)
-
     def check_groups(self, names: Iterable[str], asked_by: str = '$' + GROUPS_VARIABLE) -> List[Group]:
         """Return the groups with these names; SiteError with the known groups if one is unknown."""
         for name in names:
@@ -309,7 +306,7 @@ def split_provided(text: str) -> Dict[str, Optional[str]]:
 
 
 def matching_rule(rules: List[Tuple[str, str]], environ: Env, hostname: str, root: str) -> Optional[str]:
-    """Evidence of the first matching rule, or None (parameters: see Site.detected)."""
+    """Evidence of the first rule that this machine, with this host name, matches, or None. Tests replace `root`."""
     for kind, pattern in rules:
         if kind == 'env':
             variable, pattern = split_pair(pattern)
@@ -332,12 +329,6 @@ def split_list(text: Optional[str]) -> List[str]:
 def split_pair(text: str) -> List[str]:
     """The two parts of NAME=VALUE."""
     return [part.strip() for part in text.split('=', 1)]
-
-
-def forbidden_reason(variable: str) -> Optional[str]:
-    """Why no module may set this environment variable; None if it may."""
-    return next((reason for patterns, reason in FORBIDDEN
-                 if any(fnmatch.fnmatchcase(variable, pattern) for pattern in patterns.split())), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -376,8 +367,8 @@ def read_section(path: str, section: str, parser: configparser.ConfigParser) -> 
         found = [keys.get(name) or '' for name in names.split()]
         if found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
             fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
-    reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
-    if reason:
+    for reason in [reason for patterns, reason in FORBIDDEN if words[0] == 'env'
+                   and any(fnmatch.fnmatchcase(keys['name'], pattern) for pattern in patterns.split())]:
         fail(path, section, "%s may not be set by a module: %s. Remove the section." % (keys['name'], reason))
     if 'values' in keys:
         keys['values'] = [line.strip() for line in parser.get(section, 'values').splitlines() if line.strip()]
@@ -420,19 +411,6 @@ def read_sections(path: str) -> Sections:
             fail(path, section, "the section occurs twice: keep one of them")
         sections[identity] = keys
     return sections
-
-
-def read_broken(path: str) -> configparser.ConfigParser:
-    """What can be read of a file that may be faulty: nothing, if it is not an INI file."""
-    parser = new_parser(strict=False)
-    try:
-        if not os.path.isfile(path):
-            return parser
-        with open(path, encoding=ENCODING, errors='replace') as fp:
-            parser.read_file(fp)
-    except (configparser.Error, OSError):
-        return new_parser()
-    return parser
 
 
 @functools.lru_cache(maxsize=None)
@@ -564,7 +542,11 @@ def load_all(environ: Env = os.environ, faults: Optional[Faults] = None) -> List
 
 def broken_rules(path: str) -> List[Tuple[str, str]]:
     """The rules that can still be read from the faulty file of a site: list of (kind, pattern)."""
-    parser = read_broken(path)
+    parser = new_parser(strict=False)
+    with contextlib.suppress(configparser.Error, OSError):
+        if os.path.isfile(path):
+            with open(path, encoding=ENCODING, errors='replace') as fp:
+                parser.read_file(fp)
     return [pair for section in parser.sections() if section.split()[:1] == ['detect']
             for pair in parser.items(section) if pair[0] == 'file' or pair[0] == 'hostname' or '=' in pair[1]]
 
@@ -575,7 +557,7 @@ def broken_rules(path: str) -> List[Tuple[str, str]]:
 def detected_sites(environ: Env, hostname: str, root: str = '/',
                    faults: Optional[Faults] = None) -> List[Tuple[Site, str]]:
     """List of (site, why) of all sites whose rules match this machine (faults: see load_all)."""
-    pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(environ, faults)]
+    pairs = [(site, matching_rule(site.rules, environ, hostname, root)) for site in load_all(environ, faults)]
     return [(site, why) for site, why in pairs if why]
 
 

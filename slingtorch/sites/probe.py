@@ -67,10 +67,6 @@ Partitions = Dict[str, Dict[Gpus, int]]
 Loaded = namedtuple('Loaded', ['module', 'why', 'prefix', 'problem'])
 
 
-class SiteFileError(RuntimeError):
-    """Something that the user must decide or fix; the message tells how."""
-
-
 def run(command: List[str], environ: Env, limit: float) -> Text:
     """The output of a command, as Text; if it is missing, fails or hangs, Text has a problem instead of an error."""
     name = 'module' if command[0] == 'bash' else command[0]

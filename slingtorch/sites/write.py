@@ -13,9 +13,10 @@ import tempfile
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slingtorch import sites
+from slingtorch.sites import SiteError
 from slingtorch.sites.draft import Draft
-from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, Loaded, SiteFileError, Text, choose_modules, find_place,
-                                    find_scheduler, gather, load_modules, one_line)
+from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, Loaded, Text, choose_modules, find_place, find_scheduler,
+                                    gather, load_modules, one_line)
 
 UNSEEN = '#   not seen: '
 
@@ -30,14 +31,6 @@ def section_text(name: str, keys: Dict[str, str]) -> str:
     """The text of a section, after an empty line."""
     return '\n[%s]\n' % name + ''.join('%s =%s\n' % (key, value if key == 'values' else ' ' + one_line(value))
                                        for key, value in keys.items())
-
-
-def compose(name: str, draft: Draft) -> str:
-    """The text of a new site file."""
-    lines = ["# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of slingtorch\n"
-             "# describes its form, and 'slingtorch sites %s' checks and shows it.\n"
-             % (name, draft.here, draft.place.kind, name), "#\n# Seen on this machine:\n"] + remarks(draft)
-    return ''.join(lines) + ''.join(section_text(*item) for item in draft.sections.items())
 
 
 def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str]]:
@@ -74,29 +67,29 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
 
 
 def check_name(name: str, environ: Env) -> None:
-    """Raise a SiteFileError if a site cannot have this name, or another site has it."""
+    """Raise a SiteError if a site cannot have this name, or another site has it."""
     if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name):
-        raise SiteFileError("'%s' is not a valid site name: use up to 64 letters, digits, '_', '.' and '-', and begin "
-                            "with a letter or digit." % one_line(name))
+        raise SiteError("'%s' is not a valid site name: use up to 64 letters, digits, '_', '.' and '-', and begin "
+                        "with a letter or digit." % one_line(name))
     path = sites.find_files(sites.SITE, environ).get(name)
     if path and os.path.dirname(path) != sites.user_directory(environ):
-        raise SiteFileError("The site '%s' already exists in %s: choose another name, or view it: slingtorch sites %s"
-                            % (name, path, name))
+        raise SiteError("The site '%s' already exists in %s: choose another name, or view it: slingtorch sites %s"
+                        % (name, path, name))
 
 
 def own_directory(environ: Env) -> str:
     """The user's own directory with sites; created if it does not exist."""
     path = sites.user_directory(environ)
     if not path:
-        raise SiteFileError("There is no home directory to write to: set XDG_CONFIG_HOME to a directory of yours, now "
-                            "and whenever you use the site.")
+        raise SiteError("There is no home directory to write to: set XDG_CONFIG_HOME to a directory of yours, now "
+                        "and whenever you use the site.")
     try:
         os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
         for directory in (os.path.dirname(path), path):
             pathlib.Path(directory).mkdir(0o700, exist_ok=True)
     except OSError as err:
-        raise SiteFileError("Your site files go into %s, which cannot be created (%s). Set XDG_CONFIG_HOME to a "
-                            "directory of yours, now and whenever you use the site." % (path, err.strerror))
+        raise SiteError("Your site files go into %s, which cannot be created (%s). Set XDG_CONFIG_HOME to a "
+                        "directory of yours, now and whenever you use the site." % (path, err.strerror))
     sites.directories(environ)      # raises an error if others may write to it
     return path
 
@@ -114,7 +107,7 @@ def write(path: str, text: str, name: str, environ: Env) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, os.path.realpath(path))
     except OSError as err:
-        raise SiteFileError("%s could not be written: %s" % (path, err.strerror))
+        raise SiteError("%s could not be written: %s" % (path, err.strerror))
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -132,20 +125,20 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
     there = os.path.exists(path)
     old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
     if there and not args.complete:
-        raise SiteFileError("The file %s already exists and is not overwritten. Add what it lacks: slingtorch site new "
-                            "--complete %s; or move it away" % (path, name))
+        raise SiteError("The file %s already exists and is not overwritten. Add what it lacks: slingtorch site new "
+                        "--complete %s; or move it away" % (path, name))
     if args.complete and not there:
-        raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
-                            % (path, name))
+        raise SiteError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
+                        % (path, name))
     if evidence is None:
         print("Examining this machine, at most %d s." % LIMIT, flush=True)
         evidence = gather(environ)
         loads = load_modules(choose_modules(evidence, environ), environ)
     place = find_place(evidence, environ, host)
     if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
-        raise SiteFileError("This is a login node, but only a compute node shows what %s lacks. Run this there: %s "
-                            "slingtorch site new --complete %s"
-                            % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
+        raise SiteError("This is a login node, but only a compute node shows what %s lacks. Run this there: %s "
+                        "slingtorch site new --complete %s"
+                        % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
     in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
     known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
     draft = Draft(name, evidence, environ, place, known[0] if known else None, loads or {})
@@ -158,7 +151,11 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
             write(path, text, name, environ)
         print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s already has everything." % path)
     else:
-        write(path, compose(name, draft), name, environ)
+        head = ("# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of "
+                "slingtorch\n# describes its form, and 'slingtorch sites %s' checks and shows it.\n#\n"
+                "# Seen on this machine:\n" % (name, draft.here, place.kind, name))
+        write(path, ''.join([head] + remarks(draft) + [section_text(*item) for item in draft.sections.items()]),
+              name, environ)
         print("Written: %s" % path)
     # the shell may not find slingtorch outside an activated environment
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))

@@ -265,6 +265,7 @@ def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
     ('NCCL', '2.12.12', range(6, 12), '1.6.0 or newer, but older than 1.19.0'),
     ('RCCL', '2.27.3', [5], '1.18.0 or newer'),    # aws-ofi-rccl with ROCm 7
     ('NCCL', '2.28.9', [], '1.6.0 or newer'),
+    ('NCCL', None, [6], None),
 ])
 def test_fits(block, monkeypatch, name, version, apis, advice):
     monkeypatch.setattr(block.EB_aws_minus_ofi_minus_nccl, 'nccl_in_use', lambda self: (name, version))
@@ -276,11 +277,6 @@ def test_fits(block, monkeypatch, name, version, apis, advice):
             instance.check_fits(set(apis), 'the plugin')
         assert f'{name} {version} cannot load the plugin' in str(error.value)
         assert f'Use aws-ofi-nccl {advice}' in str(error.value)
-
-
-def test_no_nccl_to_ask(block, monkeypatch):
-    monkeypatch.setattr(block.EB_aws_minus_ofi_minus_nccl, 'nccl_in_use', lambda self: ('NCCL', None))
-    plugin(block, '1.6.0').check_fits({6}, 'the plugin')
 
 
 @pytest.mark.parametrize('wrapper, plain', [('cc', 'gcc'), ('/opt/cray/bin/cc', 'gcc'), ('mpicc', 'gcc'),
@@ -325,6 +321,18 @@ def test_cuda_13(block, monkeypatch, version, cuda, refused):
     assert (message in str(err.value)) is refused
 
 
+def test_options_for_rocm(block, monkeypatch, tmp_path):
+    """Since 6 all is in one prefix; aws-ofi-rccl knows fewer options."""
+    for name, header in [('LIBFABRIC', 'rdma/fabric.h'), ('ROCM', 'hip/hip_runtime_api.h')]:
+        write(tmp_path / name / 'include' / header, '')
+        monkeypatch.setenv('EBROOT' + name, str(tmp_path / name))
+    monkeypatch.setenv('EBVERSIONROCM', '7.1.1')
+    monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    options = plugin(block, '1.4.0', 'aws-ofi-rccl').configure_options({'libfabric', 'hip', 'rccl', 'tests'})
+    assert options == [f'--with-libfabric={tmp_path}/LIBFABRIC', f'--with-hip={tmp_path}/ROCM', f'--with-rccl={tmp_path}/ROCM',
+                       '--disable-tests']
+
+
 def test_libfabric_too_old(block, monkeypatch):
     monkeypatch.setenv('EBVERSIONLIBFABRIC', '1.10.1')
     with pytest.raises(block.EasyBuildError, match='libfabric 1.10.1 is too old: the plugin needs 1.11 or newer'):
@@ -334,8 +342,7 @@ def test_libfabric_too_old(block, monkeypatch):
 # --- real eb
 
 
-def test_installs_for_nccl(tmp_path, modulestool):
-    bench = Bench(tmp_path, modulestool)
+def test_installs_for_nccl(bench, lmod):
     easyconfig = bench.easyconfig(configopts='--disable-picky-compiler')
     bench.run(easyconfig)
     root, site = bench.root(), bench.site
@@ -346,15 +353,14 @@ def test_installs_for_nccl(tmp_path, modulestool):
     assert {path.name for path in (root / 'lib').iterdir()} == {'libnccl-net.so', 'libnccl-net-ofi.so'}
     assert os.readlink(root / 'lib/libnccl-net-ofi.so') == 'libnccl-net.so'
 
-    env = modulestool.load('aws-ofi-nccl/1.6.0', modulepath=[bench.eb.modulepath, site.modules])
+    env = lmod.load('aws-ofi-nccl/1.6.0', modulepath=[bench.eb.modulepath, site.modules])
     assert env['LD_LIBRARY_PATH'].split(':')[0] == f'{root}/lib'
     assert env['NCCL_NET_PLUGIN'] == f'{root}/lib/libnccl-net.so'
     others = ('NCCL_', 'FI_', 'CPATH', 'LIBRARY_PATH')
     assert [name for name in env if name.startswith(others)] == ['NCCL_NET_PLUGIN']
-    if modulestool.syntax == 'Lua':
-        # external modules have no $EBROOT* then
-        done = bench.run(easyconfig, '--sanity-check-only')
-        assert 'Unknown whether' not in done.stdout + done.stderr
+    # external modules have no $EBROOT* then
+    done = bench.run(easyconfig, '--sanity-check-only')
+    assert 'Unknown whether' not in done.stdout + done.stderr
 
 
 def test_installs_for_rccl(bench):
@@ -371,16 +377,7 @@ def test_installs_for_rccl(bench):
 
 
 def test_installs_aws_ofi_rccl(bench):
-    bench.site.nccl('rccl', '2.22.3', 'include/rccl/rccl.h')
-    bench.run(bench.easyconfig('1.4.0', name='aws-ofi-rccl', apis=[5], lib='librccl-net.so',
-                               modules=['libfabric/1.22.0', 'rocm/7.1.1', 'rccl/2.22.3']))
-    site = bench.site
-    assert bench.arguments('1.4.0', 'aws-ofi-rccl') == [
-        f'--with-libfabric={site.libfabric}', f'--with-hip={site.rocm}', f'--with-rccl={site.rocm}', '--disable-tests']
-
-
-def test_rocm_before_6(bench):
-    """HIP and RCCL had prefixes of their own."""
+    """Before ROCm 6, HIP and RCCL had prefixes of their own."""
     site = bench.site
     site.add('rocm', '5.7.1', 'ROCm', 'hip/hip_runtime_api.h')
     bench.run(bench.easyconfig('1.4.0', name='aws-ofi-rccl', apis=[5], lib='librccl-net.so',
@@ -411,12 +408,12 @@ def test_system_prefix_is_not_passed(bench):
     ({'version': '1.19.2', 'apis': range(6, 12), 'modules': ['libfabric/1.22.0', 'cuda/12.3.2', 'hwloc/2.9.0',
                                                              'nccl/2.12.12']},
      "NCCL 2.12.12 cannot load aws-ofi-nccl 1.19.2: it accepts ncclNetPlugin_v4 to v5, but the plugin has v6, v7"),
+    ({'version': '1.14.2', 'apis': range(2, 10), 'configopts': 'CXX=false'},
+     "aws-ofi-nccl 1.14.2 needs a compiler for C++17, but false does not support that"),
 ])
-def test_refused_before_compiling(bench, easyconfig, message):
+def test_refused_before_compiling(bench, steps, easyconfig, message):
     bench.site.nccl('nccl', '2.12.12', 'include/nccl.h')
-    printed = bench.error(bench.easyconfig(**easyconfig))
-    assert message in printed
-    assert not (bench.root(easyconfig.get('version', '1.6.0')) / 'lib').exists()
+    assert message in steps(bench.eb, bench.easyconfig(**easyconfig), env=bench.env)['error']
 
 
 def test_hwloc_missing(bench):
@@ -458,13 +455,10 @@ def test_another_libfabric_is_linked(bench):
     assert f'uses libfabric from {bench.dir}/other/libfabric.so.1 instead of {bench.site.libfabric}' in printed
 
 
-def test_run_path_without_the_wrappers_of_easybuild(bench):
-    bench.run(bench.easyconfig(), '--disable-rpath')
-
-
 def test_provider_cannot_be_asked(bench):
+    """And without EasyBuild's wrappers, which would set the run path."""
     (bench.site.libfabric / 'bin/fi_info').unlink()
-    done = bench.run(bench.easyconfig())
+    done = bench.run(bench.easyconfig(), '--disable-rpath')
     printed = ' '.join((done.stdout + done.stderr).split())
     assert "Unknown whether libfabric has the provider 'cxi'" in printed
 

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import sys
-import threading
 
 import pytest
 
 from slingtorch import lockfile
 from slingtorch.commands import lock
-from testbed import ROOT, run, wheels
+from testbed import ROOT, run, said, serving, wheels
 from testbed.easybuild import BIN
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -66,10 +65,6 @@ def tiny(tmp_path):
     tiny.wheel('alpha', '1.0', requires=['beta>=1'])
     tiny.wheel('beta', '1.5')
     return tiny
-
-
-def said(done):
-    return ' '.join((done.stdout + done.stderr).split())
 
 
 def test_lock_install(tiny, eb_env):
@@ -229,30 +224,6 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
     assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--fetch', env=tiny.pip_env))
 
 
-def test_enforce_checksums_makes_no_lock_file(tiny, eb_env):
-    done = eb_env(tiny.easyconfig, '--enforce-checksums', env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and f'Missing checksum for {tiny.lock_file.name}' in said(done)     # EasyBuild's words
-    assert f'slingtorch lock {tiny.easyconfig}' in said(done)
-    assert not list(eb_env.prefix.glob('sources/p/PyTorch/*'))
-
-
-def test_locking_that_fails_says_why(tiny, eb_env):
-    tiny.write("['alpha==3']")
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and f'The lock file {tiny.lock_file.name} does not exist and could not be made' in said(done)
-    assert 'alpha==3' in said(done) and 'python_versions and wheel_platform' in said(done) and 'Traceback' not in said(done)
-    assert not list(eb_env.prefix.glob('sources/p/PyTorch/*.lock*'))
-
-
-def test_index_that_answers_eb_with_another_file(tiny, eb_env):
-    """The hash is that of the index's page, and the file is refused."""
-    wheels.make_wheel(tiny.files, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and 'DO NOT MATCH THE HASHES' in said(done)
-    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
-    assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/beta*'))
-
-
 def test_forgotten_checksum_is_said(tiny, eb_env):
     """A lock file beside the easyconfig has a checksum there; one that was made in the source path has none."""
     tiny.lock()
@@ -263,6 +234,40 @@ def test_forgotten_checksum_is_said(tiny, eb_env):
     done = eb_env('--inject-checksums=sha256', '--force', tiny.easyconfig, env=tiny.pip_env)
     assert 'no checksum' not in said(done)
     assert 'no checksum' not in said(eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env))
+
+
+def test_where_eb_makes_no_lock_file(tiny, eb_env, steps):
+    def error(*options):
+        return steps(eb_env, tiny.easyconfig, *options, env=tiny.pip_env, last='fetch')['error']
+
+    command = f'slingtorch lock {tiny.easyconfig}'
+    said = error('--enforce-checksums')
+    assert f'Missing checksum for {tiny.lock_file.name}' in said and command in said    # EasyBuild's words
+    tiny.write("['alpha==3']")
+    said = error()
+    assert f'The lock file {tiny.lock_file.name} does not exist and could not be made' in said
+    assert 'alpha==3' in said and 'python_versions and wheel_platform' in said
+    # another one would have another checksum
+    tiny.write(options="index_urls = ['https://wheels.example.org/rocm']\nchecksums = ['%s']" % ('0' * 64))
+    assert ('The lock file PyTorch-0.1-tiny.lock with the sha256 of every package does not exist, but the easyconfig has '
+            "a checksum for it. To make it on a machine that reaches the package indexes (those of pip's configuration, "
+            f'https://wheels.example.org/rocm): {command}') in error()
+    assert not list(eb_env.prefix.glob('sources/p/PyTorch/*.lock*'))
+
+
+def test_lock_file_for_something_else(tiny, eb_env, steps):
+    """Another Python, another platform, other packages: said before pip is asked, with the command that helps."""
+    text = (f'# python: {PYTHON}\n# platform: manylinux_2_28_{MACHINE}\n# wanted: alpha==1.0\n'
+            + wheels.lock_text(tiny.wheels))
+    for old, new, words in [
+            (f'# python: {PYTHON}', '# python: 3.99', f'is for Python 3.99, but this is Python {PYTHON}. Load a module'),
+            ('2_28_', '2_99_', f'is for manylinux_2_99_x86_64, but this machine is {MACHINE} with glibc 2.'),
+            ('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy',
+             'other than those that the easyconfig now requires (numpy)')]:
+        assert old in text
+        tiny.lock_file.write_text(text.replace(old, new))
+        said = steps(eb_env, tiny.easyconfig, env=tiny.pip_env, last='fetch')['error']
+        assert words in said and f'slingtorch lock {tiny.easyconfig}' in said
 
 
 NEW = 'b' * 64
@@ -306,26 +311,19 @@ def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):
 
 
 @contextlib.contextmanager
-def flat_page(tiny, with_hash):
+def flat_page(tiny):
     """Address of a page with the first wheel of an index, as --find-links takes it; all others lie beside it."""
     name, digest = tiny.wheels[0].name, wheels.sha256(tiny.wheels[0])
-    (tiny.files / 'page.html').write_text(f'<a href="{name}{"#sha256=" + digest if with_hash else ""}">{name}</a>')
+    (tiny.files / 'page.html').write_text(f'<a href="{name}#sha256={digest}">{name}</a>')
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tiny.files)
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        tiny.pip_env.update(PIP_NO_INDEX='1', PIP_FIND_LINKS=f'http://127.0.0.1:{server.server_port}/page.html')
-        try:
-            yield f'http://127.0.0.1:{server.server_port}'
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(handler) as address:
+        tiny.pip_env.update(PIP_NO_INDEX='1', PIP_FIND_LINKS=f'{address}/page.html')
+        yield address
 
 
-@pytest.mark.parametrize('with_hash', [True, False])
-def test_wheels_of_a_flat_page_and_of_an_address(tiny, eb_env, with_hash):
+def test_wheels_of_a_flat_page_and_of_an_address(tiny, eb_env):
     """Elsewhere pip is not configured for that page, and the lock file names it."""
-    with flat_page(tiny, with_hash) as address:
+    with flat_page(tiny) as address:
         link = f'{address}/{tiny.wheels[1].name}'
         tiny.write(packages=f"['alpha==1.0', 'beta @ {link}#sha256={wheels.sha256(tiny.wheels[1])}']")
         tiny.lock()
@@ -333,9 +331,8 @@ def test_wheels_of_a_flat_page_and_of_an_address(tiny, eb_env, with_hash):
         assert locked[:2] == sorted([f'--find-links {link}', f'--find-links {address}/page.html'])
         alpha, beta = (f'--hash=sha256:{wheels.sha256(wheel)}' for wheel in tiny.wheels)
         assert [line.strip(' \\') for line in locked[2:]] == ['alpha==1.0', alpha, 'beta==1.5', beta]
-        if with_hash:
-            eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
-            assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
+        eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+        assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
 
 
 # --- bad input
@@ -440,37 +437,9 @@ def test_easyconfigs_that_cannot_be_locked(tiny):
         assert words in message and message.endswith('status 1') and 'Traceback' not in message
 
 
-def test_no_such_easyconfig(tiny):
-    done = tiny.lock('PyTorch-99.eb', check=False)
-    assert done.returncode == 1 and 'There is no easyconfig PyTorch-99.eb' in said(done)
-
-
-def test_name_of_one_of_the_bundle(tiny):
-    done = tiny.lock('PyTorch-2.13.0-local-cpu.eb', check=False)
-    assert done.returncode == 1 and 'PyTorch-2.13.0-local-cpu.eb lists no packages to lock' in said(done)
-
-
-def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env):
-    """Another one would have another checksum."""
-    tiny.write(options="index_urls = ['https://wheels.example.org/rocm']\nchecksums = ['%s']" % ('0' * 64))
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0
-    assert (f'The lock file PyTorch-0.1-tiny.lock with the sha256 of every package does not exist, but the easyconfig has a checksum for it. To make it on a '
-            f"machine that reaches the package indexes (those of pip's configuration, https://wheels.example.org/rocm): "
-            f'slingtorch lock {tiny.easyconfig}') in said(done)
-
-
-@pytest.mark.parametrize('change, words', [
-    ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, but this is Python {PYTHON}. Load a module'),
-    (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, but this machine is {MACHINE} with glibc 2.'),
-    (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other than those that the easyconfig now requires (numpy)'),
-])
-def test_lock_file_for_something_else(tiny, eb_env, change, words):
-    """Another Python, another platform, other packages: said before pip is asked, with the command that helps."""
-    text = (f'# python: {PYTHON}\n# platform: manylinux_2_28_{MACHINE}\n# wanted: alpha==1.0\n'
-            + wheels.lock_text(tiny.wheels))
-    assert change[0] in text
-    tiny.lock_file.write_text(text.replace(*change))
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and words in said(done) and 'pip says' not in said(done)
-    assert f'slingtorch lock {tiny.easyconfig}' in said(done)
+def test_name_of_an_easyconfig(tiny):
+    """One of the bundle, or none."""
+    for name, words in [('PyTorch-2.13.0-local-cpu.eb', 'PyTorch-2.13.0-local-cpu.eb lists no packages to lock'),
+                        ('PyTorch-99.eb', 'There is no easyconfig PyTorch-99.eb')]:
+        done = tiny.lock(name, check=False)
+        assert done.returncode == 1 and words in said(done)

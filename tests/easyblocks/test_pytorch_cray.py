@@ -9,30 +9,22 @@ import sys
 
 import pytest
 
-from testbed import ROOT, derecho, missing, run
-from testbed.easybuild import EasyBuild
+from testbed import ROOT, derecho, missing, run, said as words
 
 NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
 MODULE = 'PyTorch/2.4.0-derecho-cray-mpich'
 
 
-class Site:
-    """Derecho, `eb` on it, and what is installed there already."""
+class Site(derecho.Site):
+    """Where PyTorch is installed."""
 
     def __init__(self, path, lmod):
-        self.derecho = derecho.Derecho(path / 'derecho')
-        self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
-        self.eb.env.update(self.derecho.env)
-        self.sources = derecho.ToySources(path / 'sources')
-        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho-23.09', ['libnccl.so'])
-        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho-23.09', ['libnccl-net.so'])
+        super().__init__(path, lmod)
         self.root = self.eb.prefix / 'software' / MODULE
-        self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
 
     def __call__(self, *args, easyconfig=NAME, **kwargs):
         """Install; sources are a toy's, so that checksums are not asked for."""
-        return self.eb(easyconfig, '--ignore-checksums', f'--sourcepath={self.sources.directory}:{ROOT}/patches:'
-                       f'{ROOT}/runscripts', *args, **kwargs)
+        return self.eb(easyconfig, '--ignore-checksums', self.sourcepath, *args, **kwargs)
 
 
 @pytest.fixture(scope='module')
@@ -72,8 +64,8 @@ def test_options_of_the_build(installed):
 
 def test_environment_is_made_by_conda_offline(installed):
     fetch, make = installed.derecho.conda_calls
-    assert '--offline --download-only' in fetch
-    assert '--offline --download-only' not in make and '--offline' in make and str(installed.root) in make
+    assert '--download-only' in fetch and '--offline' in fetch
+    assert '--download-only' not in make and '--offline' in make and str(installed.root) in make
     for call in (fetch, make):
         assert f'CONDA_PKGS_DIRS={installed.sources.directory}/p/PyTorch/conda ' in call
         assert '--override-channels --channel conda-forge' in call
@@ -409,10 +401,6 @@ def test_entry_points_are_missing(process):
 
 
 # --- real eb, when it goes wrong
-
-def words(done):
-    return ' '.join((done.stdout + done.stderr).split())
-
 
 def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     """The log tells where; what is fixed installs with the same command.

@@ -8,7 +8,6 @@ import ast
 import configparser
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -17,59 +16,27 @@ import time
 
 import pytest
 import testbed
-from testbed import easybuild, forkedeb, missing, smallimage
+from testbed import easybuild, missing, smallimage
 
 GIGABYTE = 1 << 30
 NAME = 'small-1.0.sif'
 
 
-class Site:
-    """`eb` with a prefix, a directory of sources and a directory of central images.
+class Site(smallimage.Site):
+    """One with an image, and a directory of central images.
 
-    :ivar root: where Small/1.0 is installed
     :ivar image: the image on the source path
     """
 
     def __init__(self, directory, tool):
-        self.eb_ = easybuild.EasyBuild(directory / 'eb', tool)
-        self.prefix = self.eb_.prefix
-        self.sources, self.central = directory / 'sources', directory / 'central'
-        self.image = smallimage.fake_sif(self.sources / NAME)
+        super().__init__(directory, tool)
+        self.central, self.image = directory / 'central', smallimage.fake_sif(self.sources / NAME)
         self.central.mkdir()
-        self.directory = directory
-        self.root = self.prefix / 'software/Small/1.0'
-        self.module = self.prefix / 'modules/all/Small/1.0.lua'
-        self.env = {'PATH': without_runtime(self.eb_.env['PATH']),
-                    'EASYBUILD_SOURCEPATH': f'{self.sources}:{self.eb_.env["EASYBUILD_SOURCEPATH"]}'}
-
-    def easyconfig(self, **parameters):
-        if 'image_address' not in parameters:
-            parameters = {'sources': [NAME], 'checksums': [None], **parameters}
-        return smallimage.easyconfig(self.directory, **parameters)
-
-    def eb(self, *args, wrap=(), check=True, **parameters):
-        """Run `eb` on the easyconfig of these parameters; what it printed, both streams."""
-        args, env = [self.easyconfig(**parameters), *args], {**self.eb_.env, **self.env}
-        if wrap:
-            done = testbed.run([*wrap, easybuild.BIN / 'eb', *args], env, 300, check=False, cwd=self.prefix)
-        else:
-            done = forkedeb.eb(args, env, self.prefix, 300)
-        self.status, out = done.returncode, done.stdout + done.stderr
-        if check and self.status:
-            pytest.fail(out, pytrace=False)
-        return out
-
-    def fails(self, *args, **parameters):
-        """Run `eb`, which must fail and leave neither module nor image; what it printed, on one line."""
-        out = self.eb(*args, check=False, **parameters)
-        assert self.status != 0, out
-        assert 'Traceback' not in out
-        return ' '.join(out.split())
 
     def start(self, *args, **parameters):
         """Start `eb` in a process group of its own and wait until it copies."""
         process = subprocess.Popen([easybuild.BIN / 'eb', self.easyconfig(**parameters), *args],
-                                   env={**self.eb_.env, **self.env}, cwd=self.prefix, start_new_session=True,
+                                   env=self.env, cwd=self.prefix, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    text=True)
         deadline = time.monotonic() + 600
@@ -80,14 +47,6 @@ class Site:
             time.sleep(0.01)
         return process
 
-    def parts(self):
-        return [path for path in self.root.glob('.*.part-*') if path.name.startswith('.')]
-
-
-def without_runtime(path):
-    return os.pathsep.join(entry for entry in path.split(os.pathsep)
-                           if not any(os.path.exists(f'{entry}/{name}') for name in ('apptainer', 'singularity')))
-
 
 @pytest.fixture
 def site(tmp_path, lmod):
@@ -95,7 +54,7 @@ def site(tmp_path, lmod):
 
 
 def test_installs_and_records(site):
-    out = site.eb()
+    out = ' '.join(site.eb(preset_venv='pytorch').split())
     digest = smallimage.sha256(site.image)
     assert (site.root / NAME).read_bytes() == site.image.read_bytes()
     facts = json.loads((site.root / 'image.json').read_text())
@@ -107,6 +66,8 @@ def test_installs_and_records(site):
     # no runtime is there: said, with what to do, and not an error
     assert 'The inside of the image is not checked: there is no container runtime on this machine' in out
     assert 'eb --sanity-check-only Small-1.0.eb' in out
+    assert "The virtual environment pytorch is not made" in out
+    assert "Run 'eb --rebuild Small-1.0.eb' on a node where containers run" in out
     for name in ('in-container', 'list-packages', 'make-squashfs', 'unmake-squashfs', 'start-shell', 'torchrun'):
         assert os.access(site.root / 'bin' / name, os.X_OK), name
     assert os.readlink(site.root / 'bin/torchrun') == 'in-container'
@@ -138,74 +99,31 @@ def test_image_is_read_once_and_written_once(site):
     assert list(site.prefix.rglob('*.sif')) == [site.root / NAME]
 
 
-def test_progress_bar_moves(site, monkeypatch):
-    site.env.update(EASYBUILD_OUTPUT_STYLE='rich', EASYBUILD_DISABLE_SHOW_PROGRESS_BAR=None, COLUMNS='150')
-    env = {key: value for key, value in {**site.eb_.env, **site.env}.items() if value is not None}
-    site.env = {}
-    site.eb_.env = {key: value for key, value in env.items() if key != 'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR'}
-    site.image = smallimage.fake_sif(site.image, GIGABYTE // 4, holes=True)
-    script = shutil.which('script') or missing('script (package bsdutils)')
-    command = f'{easybuild.BIN}/eb {site.easyconfig()}'
-    done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'},
-                          cwd=site.prefix, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=300)
-    out = done.stdout.decode(errors='replace')
-    assert done.returncode == 0, out
-    assert f'Downloading {NAME}' in out
-
-
 def test_link(site):
     site.eb(image_transfer='symlink', checksums=[smallimage.sha256(site.image)])
     assert os.path.samefile(site.root / NAME, site.image) and (site.root / NAME).is_symlink()
     assert json.loads((site.root / 'image.json').read_text())['transfer'] == 'symlink'
 
 
-@pytest.fixture
-def sharing(tmp_path, lmod):
-    """A site on a file system whose files can share data: XFS in a file, mounted until the test ends."""
-    if os.geteuid() != 0:
-        missing('root, which mounting a file system needs')
-    mkfs = shutil.which('mkfs.xfs', path=os.environ['PATH'] + ':/usr/sbin') or missing('mkfs.xfs (package xfsprogs)')
-    disk, place = tmp_path / 'disk', tmp_path / 'xfs'
-    place.mkdir()
-    with open(disk, 'wb') as stream:
-        stream.truncate(320 << 20)
-    subprocess.run([mkfs, '-q', '-m', 'reflink=1', disk], check=True)
-    subprocess.run(['mount', '-o', 'loop', disk, place], check=True)
-    try:
-        yield Site(place, lmod)
-    finally:
-        subprocess.run(['umount', '--lazy', place], check=True)
-
-
-def test_shared_data(sharing):
-    """The image is there twice and takes its space once, where the file system can share it."""
-    size = 64 << 20
-    smallimage.fake_sif(sharing.image, size)
-    os.sync()
-    before = shutil.disk_usage(sharing.prefix).free
-    sharing.eb(checksums=[smallimage.sha256(sharing.image)])
-    os.sync()
-    assert before - shutil.disk_usage(sharing.prefix).free < size / 4
-    image = sharing.root / NAME
-    assert not image.is_symlink() and not os.path.samefile(image, sharing.image)
-    assert smallimage.sha256(image) == smallimage.sha256(sharing.image)
-    # and yet they are two files
-    with open(sharing.image, 'r+b') as stream:
-        stream.write(b'changed')
-    assert image.read_bytes()[:7] != b'changed'
-
-
 # --- bad images
 
 
-def test_missing_image(site):
+@pytest.fixture
+def refused(site, steps):
+    """A function: the error with which installing the image ends; nothing of it is left."""
+    def error(**parameters):
+        said = steps(site.eb_, site.easyconfig(**parameters), env=site.env, last='checksum')['error']
+        assert not site.parts() and not (site.root / NAME).exists()
+        return said
+    return error
+
+
+def test_missing_image(site, refused):
     site.image.unlink()
-    out = site.fails(central_image_dirs=[str(site.central)], download_instructions='It is on LUMI only.')
+    out = refused(central_image_dirs=[str(site.central)], download_instructions='It is on LUMI only.')
     assert f'The image {NAME} was not found' in out
     assert str(site.sources) in out and str(site.central) in out
     assert 'It is on LUMI only.' in out and '--sourcepath=DIRECTORY' in out
-    assert not site.module.exists() and not (site.root / NAME).exists()
 
 
 def test_image_of_the_central_directory(site):
@@ -216,41 +134,28 @@ def test_image_of_the_central_directory(site):
 
 
 def test_unreadable_central_image(site):
-    """Root may read everything: so root without that right."""
-    setpriv = shutil.which('setpriv') or missing('setpriv (package util-linux)')
-    if os.geteuid() != 0:
-        missing('root, which gives up a capability here')
     image = smallimage.fake_sif(site.central / NAME)
     image.chmod(0)
-    os.chown(image, 65534, 65534)
     site.image.unlink()
-    wrap = [setpriv, '--bounding-set=-dac_override,-dac_read_search', '--inh-caps=-dac_override,-dac_read_search']
-    out = site.fails(wrap=wrap, central_image_dirs=[str(site.central)])
+    out = site.fails(wrap=testbed.ORDINARY, central_image_dirs=[str(site.central)])
     assert f'The image {NAME} cannot be read; ask its owner for read permission: {image}' in out
 
 
-def test_truncated(site):
+def test_truncated(site, refused):
     os.truncate(site.image, 60_000)
-    out = site.fails()
-    assert f'{site.image} is truncated: it has 60000 of 100000 bytes' in out
-    assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
+    assert f'{site.image} is truncated: it has 60000 of 100000 bytes' in refused()
 
 
-@pytest.mark.parametrize('content', [b'', b'<html>404 Not Found</html>' * 20])
-def test_not_a_sif(site, content):
-    site.image.write_bytes(content)
-    out = site.fails()
-    assert f'{site.image} is not a SIF: it has {len(content)} bytes' in out
-    assert 'apptainer build NEW.sif' in out
-    assert not site.module.exists()
+def test_not_a_sif(site, refused):
+    site.image.write_bytes(b'<html>404 Not Found</html>')
+    out = refused()
+    assert f'{site.image} is not a SIF: it has 26 bytes' in out and 'apptainer build NEW.sif' in out
 
 
-def test_wrong_checksum(site):
-    out = site.fails(checksums=['1' * 64])
+def test_wrong_checksum(site, refused):
+    out = refused(checksums=['1' * 64])
     assert f'The checksum of the image {site.image} differs from that in the easyconfig' in out
-    assert smallimage.sha256(site.image) in out and '1' * 64 in out
-    assert 'get it again' in out
-    assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
+    assert smallimage.sha256(site.image) in out and '1' * 64 in out and 'get it again' in out
 
 
 def test_failed_rebuild_leaves_the_old_installation(site):
@@ -344,19 +249,6 @@ def test_two_installations_at_once(site):
     assert (site.root / NAME).stat().st_size == GIGABYTE // 2 and site.module.exists()
 
 
-def test_two_installations_at_once_without_locks(site):
-    """The one that is done first is not damaged by the other one."""
-    processes = [subprocess.Popen([easybuild.BIN / 'eb', site.easyconfig(), '--ignore-locks', '--rebuild',
-                                   f'--tmpdir={site.directory}/tmp{number}',
-                                   f'--buildpath={site.directory}/build{number}'],
-                                  env={**site.eb_.env, **site.env}, cwd=site.prefix, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(2)]
-    outs = [process.communicate()[0] for process in processes]
-    assert 0 in [process.returncode for process in processes], outs
-    image = site.root / NAME
-    assert not image.exists() or image.read_bytes() == site.image.read_bytes()
-
-
 # --- the ways to call eb
 
 
@@ -398,32 +290,7 @@ def test_extended_dry_run(site):
     assert not site.root.exists()
 
 
-def test_read_only_installation_leaves_the_packages_changeable(site):
-    for options in ([], ['--rebuild']):
-        site.eb('--read-only-installdir', *options)
-        assert not (site.root / NAME).stat().st_mode & 0o222
-        assert (site.root / 'user-software').stat().st_mode & 0o200 and site.root.stat().st_mode & 0o200
-
-
-def test_archived_easyblock_installs_again(site):
-    """With what EasyBuild keeps beside an installation, as docs/easyconfigs.md says; the functions are the bundle's."""
-    site.eb()
-    reprod = shutil.copytree(site.root / 'easybuild/reprod', site.directory / 'reprod')
-    archived = reprod / 'easyblocks/singularity.py'
-    archived.write_text(archived.read_text().replace('"image %s, sha256 %s"', '"archived: image %s, sha256 %s"'))
-    include = f'--include-easyblocks={reprod}/easyblocks/*.py,{site.eb_.env["EASYBUILD_INCLUDE_EASYBLOCKS"]}'
-    done = forkedeb.eb(['--rebuild', include, *reprod.glob('*.eb')], {**site.eb_.env, **site.env}, site.prefix, 300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f'archived: image {NAME}' in done.stdout
-
-
 # --- parameters
-
-
-def test_preset_venv_without_runtime(site):
-    out = ' '.join(site.eb(preset_venv='pytorch').split())
-    assert 'The virtual environment pytorch is not made' in out
-    assert "Run 'eb --rebuild Small-1.0.eb' on a node where containers run" in out
 
 
 @pytest.mark.parametrize('parameters, message', [
@@ -447,33 +314,28 @@ def test_preset_venv_without_runtime(site):
     ({'image_address': 'docker://debian:12', 'sources': []}, 'so it must end in a digest'),
     ({'image_address': 'shub://x', 'sources': []}, 'must start with docker://, oras:// or library://'),
 ])
-def test_bad_parameters(site, parameters, message):
-    out = site.fails(**parameters)
-    assert message in out
-    assert not site.module.exists()
+def test_bad_parameters(refused, parameters, message):
+    assert message in refused(**parameters)
 
 
-def test_registry_and_definition_need_a_runtime(site):
+def test_registry_and_definition_need_a_runtime(site, refused):
     site.image.unlink()
     address = 'docker://example.org/pytorch@sha256:' + 'a' * 64
-    assert 'Neither singularity nor apptainer is in PATH' in site.fails(image_address=address)
+    assert 'Neither singularity nor apptainer is in PATH' in refused(image_address=address)
     (site.sources / 'small.def').write_text('Bootstrap: scratch\n')
     assert 'Neither singularity nor apptainer is in PATH' in site.fails(sources=['small.def'])
 
 
-def test_no_spython(site):
-    """The message says how to get it; a directory with a broken one hides the installed one."""
-    broken = site.directory / 'python/spython'
-    broken.mkdir(parents=True)
-    (broken / '__init__.py').write_text('raise ImportError("not here")\n')
-    commands = site.directory / 'commands'
-    commands.mkdir()
-    (commands / 'apptainer').write_text('#!/bin/sh\nexit 1\n')
-    (commands / 'apptainer').chmod(0o755)
-    site.env['PATH'] = f'{commands}:{site.env["PATH"]}'
-    site.env['PYTHONPATH'] = str(pathlib.Path(broken).parent)
-    out = site.fails(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
-    assert 'python3 -m pip install spython' in out
+def test_settings_of_the_runtime(site, refused):
+    """Its directories are the user's, and no bind mount is."""
+    (site.sources / 'apptainer').write_text('#!/bin/sh\nenv | grep -E "BIND|CACHEDIR"; exit 1\n')
+    (site.sources / 'apptainer').chmod(0o755)
+    site.env.update(PATH=f'{site.sources}:{site.env["PATH"]}', SINGULARITY_BIND='/nowhere', APPTAINER_BINDPATH='/nowhere',
+                    SINGULARITY_CACHEDIR=str(site.central))
+    said = refused(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
+    assert f'APPTAINER_CACHEDIR={site.central}' in said and '/nowhere' not in said
+    site.env['APPTAINER_CACHEDIR'] = '/proc'
+    assert 'runtime cannot use /proc ($APPTAINER_CACHEDIR): ' in refused(image_address='oras://x/y@sha256:' + 'a' * 64)
 
 
 def test_module_only_by_force_without_an_image(site):

@@ -7,15 +7,11 @@ import sys
 
 import pytest
 
-from testbed import ROOT, cirrus, derecho, run, wheels
+from testbed import ROOT, cirrus, derecho, run, said, wheels
 from testbed.easybuild import EasyBuild
 from testbed.sitewheels import Wheels
 
 EX = 'PyTorch-2.15.0-cirrus-ex-cpu.eb'
-
-
-def said(done):
-    return ' '.join((done.stdout + done.stderr).split())
 
 
 def built(made):

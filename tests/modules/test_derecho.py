@@ -70,14 +70,6 @@ def modules(site):
     return site
 
 
-def test_there_is_every_version():
-    versions = [name.split('-')[1] for name in PYTORCH]
-    assert set(versions) >= {'2.3.1', '2.4.0', '2.8.0', '2.13.0', '2.14.1'}
-    for name in PYTORCH:
-        text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
-        assert re.findall(r"^    \('(\w+)', '[\d.]+', {$", text, re.M) == ['torchvision', 'mpi4py'], name
-
-
 def test_robot_finds_the_whole_stack(site):
     """Nothing is missing: all that is to be built is listed, each with its file."""
     listed = re.findall(r'^ \* \[ \] \S+/([^/]+\.eb) \(module:', site.run_eb('--dry-run', '--robot'), re.M)

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from slingtorch import sites
-from testbed import ROOT, derecho, internet, run, sitewheels, wheels
+from testbed import ROOT, derecho, internet, run, said, sitewheels, wheels
 from testbed.sitewheels import Wheels
 
 TODAY, OLD, DERECHO = EASYCONFIGS = [
@@ -26,10 +26,6 @@ FRONTIER = {'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'FI_CXI_DEFAULT_TX_SIZE': '2048'
             'FI_CXI_RX_MATCH_MODE': 'hybrid', 'FI_MR_CACHE_MONITOR': 'kdreg2', 'HSA_FORCE_FINE_GRAIN_PCIE': '1',
             'NCCL_CROSS_NIC': '1', 'NCCL_NET_GDR_LEVEL': 'PHB', 'NCCL_SOCKET_IFNAME': 'hsn0,hsn1,hsn2,hsn3',
             'PYTHONNOUSERSITE': '1', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric', 'TORCH_DIST_USE_NCCL2': '0'}
-
-
-def said(done):
-    return ' '.join((done.stdout + done.stderr).split())
 
 
 @pytest.fixture(scope='module')

@@ -51,7 +51,8 @@ def test_four_ranks_on_two_nodes(slurm, installed_pytorch, env, tmp_path, capsys
         (operation, size, 0) for operation in OPERATIONS for size in (2 ** 15, 2 ** 18)]
     for row in record['results']:
         assert row['algorithm_bandwidth'] == pytest.approx(row['bytes'] / row['seconds'] / 1e9)
-    assert {line.split(': ')[1] for line in record['notes']} == {'nccl', 'mpi'}
+    assert len(record['notes']) == 1 and record['notes'][0].startswith('gloo, on CPUs: PyTorch ')
+    assert record['networks'] == {'gloo': 'TCP'}
     assert [line for line in job.stderr.splitlines() if 'Warning' in line] == []
     assert cli.main(['bench', str(path)]) == 0
     assert capsys.readouterr().out in job.stdout + '\n'
@@ -63,7 +64,7 @@ def test_a_wrong_value_and_a_rank_that_dies(slurm, installed_pytorch, env, tmp_p
     path = tmp_path / 'bench.json'
     job = slurm.srun('-N2', '--ntasks-per-node=1', '--kill-on-bad-exit=0',
                      installed_pytorch.runscripts / 'conda-python-distributed', tmp_path / 'faults.py', '--min', '4K',
-                     '--max', '8K', '--seconds', '0.01', '--operations', 'all_reduce,broadcast', '--json', path,
+                     '--max', '8K', '--seconds', '0.01', '--operations', 'all_reduce', 'broadcast', '--json', path,
                      env=env, check=False)
     assert job.returncode != 0
     record = json.loads(path.read_text())

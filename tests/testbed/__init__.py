@@ -7,6 +7,7 @@ Nothing here changes a setting of the machine, and what is started is stopped.
 
 import contextlib
 import fcntl
+import http.server
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -33,6 +35,29 @@ FOREIGN = ('EASYBUILD_', 'SLINGTORCH_', 'SLURM_', 'PMI_', 'PMIX_', 'OMPI_', 'HYD
 
 RENDEZVOUS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'LOADEDMODULES',
               '_LMFILES_', 'PYTHONPATH')
+
+
+ORDINARY = ['setpriv', '--bounding-set=-dac_override,-dac_read_search', '--inh-caps=-dac_override,-dac_read_search'] * (
+    os.geteuid() == 0)
+"""Words before a command for which permissions of files count: root without the right to do everything."""
+
+
+def said(done):
+    """All that a CompletedProcess printed, in one line."""
+    return ' '.join((done.stdout + done.stderr).split())
+
+
+@contextlib.contextmanager
+def serving(handler):
+    """Address of an HTTP server on the loopback address."""
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f'http://127.0.0.1:{server.server_port}'
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def in_ci():

@@ -58,7 +58,7 @@ import shutil
 import stat
 import tarfile
 
-from . import ROOT, missing, quickvenv, run
+from . import ROOT, easybuild, missing, quickvenv, run
 
 GENERATIONS = {
     '23.09': {'gcc': '12.2.0', 'cray-mpich': ('8.1.27', 'ofi/gnu/9.1'), 'ncarcompilers': '1.0.0',
@@ -530,3 +530,17 @@ class ToySources:
                 info.size = len(text.encode())
                 tar.addfile(info, io.BytesIO(text.encode()))
         return path
+
+
+class Site:
+    """Derecho with ncarenv/23.09, NCCL and its plugin, `eb` on it, and a directory for sources."""
+
+    def __init__(self, path, lmod):
+        self.path, self.derecho = path, Derecho(path / 'derecho')
+        self.eb = easybuild.EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
+        self.eb.env.update(self.derecho.env)
+        self.sources = ToySources(path / 'sources')
+        self.sourcepath = f'--sourcepath={self.sources.directory}:{ROOT}/patches:{ROOT}/runscripts'
+        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho-23.09', ['libnccl.so'])
+        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho-23.09', ['libnccl-net.so'])
+        self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')

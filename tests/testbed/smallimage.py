@@ -11,7 +11,9 @@ import subprocess
 import sysconfig
 import tempfile
 
-from . import DIR, locked, missing, run
+import pytest
+
+from . import DIR, easybuild, forkedeb, locked, missing, run
 
 COMMANDS = ('bash', 'sh', 'env', 'cat', 'chmod', 'false', 'id', 'kill', 'ls', 'mkdir', 'mktemp', 'mv', 'readlink', 'rm',
             'rmdir', 'sed', 'sleep', 'stat', 'touch', 'true', 'uname')
@@ -67,6 +69,53 @@ def easyconfig(directory, name='Small', version='1.0', **parameters):
     path = pathlib.Path(directory) / f'{name}-{version}.eb'
     path.write_text('\n'.join(lines) + '\n')
     return path
+
+
+class Site:
+    """`eb` for Small/1.0, with a directory of sources.
+
+    :ivar root: where it is installed
+    :ivar env: in which `eb` runs; with a directory of the runtime's commands, or without a runtime
+    :ivar status: of the last `eb`
+    """
+
+    def __init__(self, directory, tool, runtime=None):
+        self.directory, self.eb_ = directory, easybuild.EasyBuild(directory / 'eb', tool)
+        self.prefix, self.sources = self.eb_.prefix, directory / 'sources'
+        self.sources.mkdir()
+        self.root = self.prefix / 'software/Small/1.0'
+        self.module = self.prefix / 'modules/all/Small/1.0.lua'
+        path = [entry for entry in self.eb_.env['PATH'].split(os.pathsep) if runtime or not any(
+            os.path.exists(f'{entry}/{name}') for name in ('apptainer', 'singularity'))]
+        self.env = {**self.eb_.env, 'PATH': os.pathsep.join([str(runtime), *path, '/usr/sbin'] if runtime else path),
+                    'EASYBUILD_SOURCEPATH': f'{self.sources}:{self.eb_.env["EASYBUILD_SOURCEPATH"]}'}
+
+    def easyconfig(self, **parameters):
+        if 'image_address' not in parameters:
+            parameters = {'sources': ['small-1.0.sif'], 'checksums': [None], **parameters}
+        return easyconfig(self.directory, **parameters)
+
+    def eb(self, *args, wrap=(), check=True, **parameters):
+        """Run `eb` on the easyconfig of these parameters; what it printed, both streams."""
+        args = [self.easyconfig(**parameters), *args]
+        if wrap:
+            done = run([*wrap, easybuild.BIN / 'eb', *args], self.env, 300, check=False, cwd=self.prefix)
+        else:
+            done = forkedeb.eb(args, self.env, self.prefix, 300)
+        self.status, out = done.returncode, done.stdout + done.stderr
+        if check and self.status:
+            pytest.fail(out, pytrace=False)
+        return out
+
+    def fails(self, *args, **parameters):
+        """Run `eb`, which must fail; what it printed, on one line."""
+        out = self.eb(*args, check=False, **parameters)
+        assert self.status != 0 and 'Traceback' not in out, out
+        return ' '.join(out.split())
+
+    def parts(self):
+        """Unfinished images."""
+        return list(self.root.glob('.*.part-*'))
 
 
 def libraries(program):

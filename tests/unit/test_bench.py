@@ -43,12 +43,6 @@ def test_what_is_no_size_is_refused(text):
         records.parse_size(text)
 
 
-def test_sizes_end_at_the_largest():
-    assert measuring.sizes_between(2 ** 15, 2 ** 34, 2)[-1] == 2 ** 34
-    assert len(measuring.sizes_between(2 ** 15, 2 ** 34, 2)) == 20
-    assert measuring.sizes_between(100, 250, 2) == [100, 200]
-
-
 @pytest.mark.parametrize('operation', records.OPERATIONS)
 def test_the_largest_size_fits_into_the_memory(operation):
     size = measuring.largest_size(operation, 8, 10 * GIB)
@@ -56,38 +50,17 @@ def test_the_largest_size_fits_into_the_memory(operation):
     assert 7.9 * GIB < 2 * buffers <= 8 * GIB  # twice, for what the library needs itself, of 0.8 of the memory
 
 
-def value(rank, position):
-    return (position + rank * measuring.STRIDE) % measuring.PERIOD
-
-
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-@pytest.mark.parametrize('operation', records.OPERATIONS)
-def test_expected_values_are_those_of_the_operation(operation, ranks):
-    """Against the definition of each operation, written out."""
-    count, received = measuring.elements(operation, 4 * 6 * 211, ranks)
-    received = received or count
-    sent = [[value(rank, position) for position in range(count)] for rank in range(ranks)]
-    total = [sum(column) for column in zip(*sent)]
-    part = count // ranks
-    for rank in range(ranks):
-        wanted = {
-            'all_reduce': lambda: total,
-            'all_gather': lambda: [one for each in sent for one in each],
-            'reduce_scatter': lambda: total[rank * part:(rank + 1) * part],
-            'broadcast': lambda: sent[0],
-            'all_to_all': lambda: [one for each in sent for one in each[rank * part:(rank + 1) * part]],
-            'send_receive': lambda: sent[rank - 1],
-        }[operation]()
-        found = []
-        for first, length, source, position in measuring.expected(operation, received, ranks, rank):
-            assert first == len(found)
-            sources = range(ranks) if source is None else [source]
-            found += [sum(value(one, position + at) for one in sources) for at in range(length)]
-        assert found == wanted
+@pytest.mark.parametrize('operation,received', [
+    ('all_reduce', [6]), ('reduce_scatter', [6]), ('broadcast', [1]), ('send_receive', [2]),
+    ('all_gather', [1, 2, 3]), ('all_to_all', [1, 2, 3]),
+])
+def test_expected_values_are_those_of_the_operation(operation, received):
+    """Of the last of three ranks, which send 1, 2 and 3."""
+    assert measuring.expected(operation, 3, 2) == received
 
 
 def test_sums_of_many_ranks_are_exact_in_a_float32():
-    total = float(16000 * (measuring.PERIOD - 1))
+    total = float(100000 * measuring.VALUES)
     assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1
 
 
@@ -170,9 +143,7 @@ def test_line_rate_of_ethernet_and_of_none(root):
     ('', (None, None)),
 ])
 def test_the_network_is_what_nccl_says(log, network):
-    name, provider, lines = nccl.network(log)
-    assert (name, provider) == network
-    assert bool(lines) == any(network) and all(line in log for line in lines)
+    assert nccl.network(log) == network
 
 
 # --- what a job wrote
@@ -187,8 +158,8 @@ RECORD = {
     'format': 'slingtorch bench', 'version': 1, 'complete': True, 'date': '2026-11-22 18:30', 'ranks': 16,
     'ranks_per_node': 8, 'nodes': 2, 'site': None, 'versions': {'torch': '2.10.0+rocm7.1'},
     'environment': {'NCCL_CROSS_NIC': '1'}, 'line_rates': {'hsn0': 25.0, 'hsn1': 25.0},
-    'networks': {'nccl': 'AWS Libfabric, provider cxi (NET/OFI Selected provider is cxi)'},
-    'notes': ['not measured: mpi: this PyTorch was built without MPI'],
+    'networks': {'nccl': 'AWS Libfabric, provider cxi'},
+    'notes': ['all_reduce: no size above 1 GiB, which took 6 s'],
     'results': [row(kind, operation, 2 ** exponent, speed * 2 ** exponent / (2 ** exponent + 2 ** 22))
                 for kind, speed in (('nccl', 90), ('gloo', 20))
                 for operation in records.OPERATIONS for exponent in range(15, 31)],
@@ -211,29 +182,24 @@ def said(capsys, *args):
     return (status, *capsys.readouterr())
 
 
-def test_without_arguments_it_says_what_to_type(capsys):
-    status, out, _ = said(capsys)
-    assert status == 0 and 'conda-python-distributed --bench --json bench.json' in out
-
-
 def test_tables_of_a_file(capsys, files):
     status, out, _ = said(capsys, files())
     assert status == 0
     line, = [line.split() for line in out.splitlines() if '128 MiB' in line and re.match('nccl +all_reduce', line)]
     assert line[2:4] == ['128', 'MiB'] and '87.27' in line and '174.5' in line  # of 50 GB/s of line rate
-    assert '  network of nccl: AWS Libfabric, provider cxi (' in out
-    summary = out.split('average bus bandwidth, GB/s')[1]
-    assert re.search(r'nccl +all_reduce +47\.\d+', summary) and 'note: not measured: mpi: this PyTorch was' in summary
+    assert '  network of nccl: AWS Libfabric, provider cxi\n' in out
+    assert 'note: all_reduce: no size above 1 GiB' in out
 
 
 @pytest.mark.parametrize('text,says', [
-    ('{', 'is not JSON'), ('[]', 'not a result of bench'), ('{"format": "other"}', 'not a result of bench'),
-    (json.dumps({**RECORD, 'version': 2}), 'has format version 2, but this slingtorch reads version 1'),
-    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'is damaged: .* is missing'),
+    ('{', r'not a result of bench \(JSONDecodeError: Expecting'), ('[]', 'its format is not .slingtorch bench., version 1'),
+    (json.dumps({**RECORD, 'version': 2}), 'its format is not .slingtorch bench., version 1'),
+    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), "KeyError: 'results'"),
     (None, 'cannot be read: No such file'),
-    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "is damaged: .* is not text"),
-    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "is damaged: .* is not a figure"),
-    (json.dumps({**RECORD, 'results': 3}), "is damaged: "),
+    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "it has control characters"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "not a result of bench .TypeError"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], kind=[])]}), "not a result of bench .TypeError"),
+    (json.dumps({**RECORD, 'results': 3}), 'not a result of bench'),
 ])
 def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
     if text is not None:
@@ -323,17 +289,9 @@ def test_what_cannot_be_compared_is_not_called_good(capsys, files, site, changes
 
 def test_a_site_without_references_asks_for_the_first(capsys, files, site):
     site(SITE)
-    status, lines = verdict(capsys, files())
+    status, (line,) = verdict(capsys, files())
     assert status == bench.NOTHING_COMPARED
-    assert 'no reference figures are known' in lines[0] and 'Yours would be the first' in lines[0]
-
-
-def test_the_site_of_the_job_is_judged_by_itself(capsys, files, site):
-    """But neither one without rules, such as 'local', nor an unknown one; and the exit status stays."""
-    site(SITE)
-    for name, there in (('test', True), ('local', False), ('gone', False)):
-        status, out, _ = said(capsys, files(site=name))
-        assert status == 0 and ('Yours would be the first' in out) == there
+    assert 'nothing was compared' in line and 'Send the JSON file' in line
 
 
 @pytest.mark.parametrize('old,new,says', [
@@ -363,7 +321,7 @@ def test_a_plot(capsys, files, tmp_path):
     status, out, _ = said(capsys, files(), '--plot', str(path))
     assert status == 0 and 'plotted: %s' % path in out
     width, height = struct.unpack('>II', path.read_bytes()[16:24])
-    assert path.read_bytes().startswith(b'\x89PNG') and 1200 < width < 2000 and 600 < height < 1200
+    assert path.read_bytes().startswith(b'\x89PNG') and (width, height) == (990, 660)
 
 
 @pytest.mark.parametrize('seen, local_rank, said', [

@@ -22,7 +22,7 @@ import pytest
 
 from slingtorch import sites
 from slingtorch.job import (check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe,
-                            variables, vet)
+                            variables)
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
 
@@ -1029,36 +1029,9 @@ def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
 
 @pytest.mark.parametrize('nodes', [2, 3, 8, 11])
 def test_every_pair_meets_once(nodes):
-    met = []
-    for turn in range(nodes - 1 + nodes % 2):
-        for number in range(nodes):
-            other = pairs.partner(number, turn, nodes)
-            assert other is None or pairs.partner(other, turn, nodes) == number
-            met += [(number, other)] if other is not None and number < other else []
-    assert sorted(met) == [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
-
-
-def speeds(nodes, slow=(), failing=()):
-    """What `nodes` nodes measure in all rounds."""
-    return {(one, other): 'refused' if {one, other} & set(failing) else 1e9 if {one, other} & set(slow) else 10e9
-            for one in range(nodes) for other in range(nodes) if one != other}
-
-
-def test_slow_and_failing_nodes_are_named_as_vetnode_does():
-    names = ['n%d' % number for number in range(6)]
-    good, wrong, median = vet.judge(names, speeds(6, [2], [4]))
-    assert good == [0, 1, 3, 5] and median == 10e9
-    lines = vet.table_text(names, good, wrong, ['n6']).splitlines()
-    assert [line.split()[1] for line in lines if line.startswith('Vetted:')] == ['n0', 'n1', 'n3', 'n5']
-    assert [line.split()[1] for line in lines if line.startswith('Cordon:')] == ['n2', 'n4', 'n6']
-    assert 'slow: best pair 1.00 GB/s, median 10.00 GB/s' in lines[4]
-    assert 'fails: none of its pairs worked (refused)' in lines[5]
-
-
-def test_one_direction_is_enough_to_be_slow():
-    found = speeds(4)
-    found.update({(2, other): 1e9 for other in (0, 1, 3)})
-    assert vet.judge(list('abcd'), found)[0] == [0, 1, 3]
+    rounds = [pairs.pairs_of(turn, nodes) for turn in range(nodes - 1 + nodes % 2)]
+    assert all(len(set(sum(met, []))) == 2 * len(met) for met in rounds)
+    assert sorted(sum(rounds, [])) == [[one, other] for one in range(nodes) for other in range(one + 1, nodes)]
 
 
 @pytest.mark.parametrize('args, says', [

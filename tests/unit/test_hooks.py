@@ -103,7 +103,7 @@ class Parser:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             ec = EasyConfig(str(path))
-            eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['print_site_values'](ec)
+            eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'](type('App', (), {'cfg': ec, 'dry_run': True}))
         return ec, out.getvalue()
 
 
@@ -216,7 +216,7 @@ def test_what_a_site_may_have(roles):
     ec = roles(section + 'nccl = net/1\n', "site_dependencies = ['gpu', 'nccl?']")
     assert names(ec['dependencies'])[2] == 'net/1'
     ec = roles('', "site_dependencies = ['nccl_plugin?']")
-    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    app = App(ec.name, ec)
     eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site'](app)
 
 
@@ -239,7 +239,7 @@ def test_metadata_of_the_site(roles, parser):
 
 def test_a_prefix_that_the_module_does_not_set(roles, parser):
     ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
-    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    app = App(ec.name, ec)
     hooks = eb_hooks.load_hooks(str(HOOKS))
     with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
                                              r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
@@ -265,7 +265,7 @@ def test_a_plugin_for_another_cuda(roles, suffix, wrong):
     """Said before anything is downloaded; parsing, and so --inject-checksums, goes on."""
     section = PROVIDES % ('a', 'a', '12.9') + 'nccl_plugin = net/1\n'
     ec = roles(section, "versionsuffix = '%s'\nsite_dependencies = ['nccl_plugin?']" % suffix, name='PyTorch')
-    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    app = App(ec.name, ec)
     refuse = eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site']
     with pytest.raises(EasyBuildError, match=wrong) if wrong else contextlib.nullcontext():
         refuse(app)
@@ -297,26 +297,9 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
     ec = roles('')
     assert ec['dependencies'] == []
     hooks = eb_hooks.load_hooks(str(HOOKS))
-    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    app = App(ec.name, ec)
     with pytest.raises(EasyBuildError, match=r"mine.cfg names none. Add a section \[provides NAME\]"):
         hooks['pre_easyblock_hook'](app)
-
-
-@pytest.mark.parametrize('site, generation, modules, build', [
-    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0',
-                          'NCCL/2.27.7-derecho-24.12'], []),
-    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0',
-                          'NCCL/2.30.4-derecho-25.10'], []),
-    ('frontier', 'rocm-7.1.1', ['rocm/7.1.1', 'libfabric/2.3.1'], ['PrgEnv-gnu/8.7.0']),
-])
-def test_the_plugin_of_each_generation(parser, site, generation, modules, build):
-    """The dependencies that its easyconfig of that system had."""
-    easyblocks = '%s/*.py,%s/generic/*.py' % (ROOT / 'easyblocks', ROOT / 'easyblocks')
-    parser.configure('--robot-paths=%s' % (ROOT / 'easyconfigs'), '--include-easyblocks=' + easyblocks, site=site)
-    parser.monkeypatch.setenv('SLINGTORCH_SITE_GENERATION', generation)
-    ec = parser.parse_file(ROOT / 'easyconfigs/a/aws-ofi-nccl' / 'aws-ofi-nccl-1.21.1.eb')[0]
-    assert names(ec['dependencies']) == modules and names(ec['builddependencies']) == build
-    assert ec.full_mod_name == 'aws-ofi-nccl/1.21.1-%s-%s' % (site, generation)
 
 
 # --- values of the site
@@ -343,17 +326,11 @@ def test_parsing_again_is_the_same(parser):
 
 def test_other_software_is_left_alone(parser):
     parser.configure(site='derecho', groups='gdr')
+    parser.parse()  # the default of modextravars is one dictionary for all easyconfigs
     for name in ('zlib', 'NCCL', 'aws-ofi-nccl', 'PyTorch-Lightning'):
         ec, out = parser.parse(name=name)
         assert ec['modextravars'] == {}
         assert out == ''
-
-
-def test_default_value_is_not_touched(parser):
-    """The default of modextravars is one dictionary for all easyconfigs."""
-    parser.configure(site='derecho')
-    parser.parse()
-    assert parser.parse(name='zlib')[0]['modextravars'] == {}
 
 
 def test_easyconfig_wins(parser):
@@ -524,8 +501,9 @@ class App:
 
     dry_run = False
 
-    def __init__(self, name):
-        self.name, self.cfg = name, Config(only_site=None, site_dependencies=None)
+    def __init__(self, name, cfg=None):
+        self.name = name
+        self.cfg = Config(only_site=None, site_dependencies=None) if cfg is None else cfg
 
 
 @pytest.fixture

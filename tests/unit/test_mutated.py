@@ -121,7 +121,7 @@ def program_said(data):
     read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'], 'train.py')
     rules.check(report, read, False)
     program.check_layout(report, read, ['one'])
-    return report.sorted(), read.outputs(), read.made(), read.read_paths(), read.variables(), list(read.late())
+    return report.sorted(), read.paths(), read.variables(), list(read.late())
 
 
 def library(data, path):

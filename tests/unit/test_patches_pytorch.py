@@ -132,18 +132,6 @@ def test_meaning(request, tmp_path, upstream_source, state, macro):
     assert answers == {value: '1' if state == 'patched' and macro and value == '1' else '0' for value in answers}
 
 
-@pytest.mark.parametrize('patch', sorted(PATCHES.glob('PyTorch-*.patch')), ids=lambda path: path.stem)
-def test_applies_to_what_it_shows(patch, tmp_path, apply):
-    """Also where the file around it is longer, and not a second time."""
-    for name, text in derecho.preimages(patch).items():
-        path = tmp_path / 'source' / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('// something else\n' * 40 + text)
-    assert apply(patch, tmp_path / 'source')
-    with pytest.raises(Exception, match='Failed to apply|apply patch|patch level'):
-        apply(patch, tmp_path / 'source')
-
-
 def test_caffe2(tmp_path, apply):
     """Cray MPICH counts as GPU-aware, another one that is not Open MPI does not."""
     derecho.needed_commands()

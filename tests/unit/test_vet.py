@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
+import argparse
 import os
 import resource
 import subprocess
@@ -9,33 +10,33 @@ import time
 import pytest
 
 from slingtorch.commands.check import reference_options
-from slingtorch.job import meet, messages, pairs, vet
+from slingtorch.job import meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
-NAMES = ['n%d' % number for number in range(6)]
-GOOD = {'ready': True, 'backend': 'gloo', 'gpu': '', 'seconds': 1.0, 'port': 1}
-NO_TORCH = {'error': 'no torch', 'absent': True}
+
+def said(number, **more):
+    """What a process of a node says at first."""
+    return {'number': number, 'lane': 0, 'ready': True, 'backend': 'gloo', 'gpu': '', 'error': '', 'absent': False,
+            **more}
 
 
-def speeds(nodes=6, slow=(), failing=(), one_direction=False):
-    """What these nodes tell each other: slow ones, and those of which no pair works."""
-    return {(one, other): 'no route' if {one, other} & set(failing) else
-            1e9 if {one} & set(slow) or {other} & set(slow) and not one_direction else 10e9
-            for one in range(nodes) for other in range(nodes) if one != other}
+def nodes(**different):
+    """What the processes of six nodes say at first."""
+    return [said(number, **different.get('n%d' % number, {})) for number in range(6)]
 
 
-def states(**different):
-    """What each of six nodes says at first: one process with gloo, unless a test says otherwise of n3 ..."""
-    return {number: different.get(name, [GOOD]) for number, name in enumerate(NAMES)}
-
-
-def gpus(count=4):
-    return [dict(GOOD, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane)) for lane in range(count)]
+def speeds(slow=(), failing=(), one_direction=False, without=(), lane=0):
+    """What six nodes receive from each other, with slow ones and some of which no pair works."""
+    def received(one, other):
+        return ('no route' if {one, other} & set(failing) else
+                1e9 if other in slow or one in slow and not one_direction else 10e9)
+    return [[lane, one, other, received(one, other), received(other, one)]
+            for one in range(6) for other in range(one + 1, 6) if not {one, other} & set(without)]
 
 
 def test_a_sound_backend():
-    assert vet.judge_backend(NAMES, states(), {0: speeds()}) == ({}, dict.fromkeys(range(6), 10.0), [])
+    assert vet.judge(nodes(), speeds()) == ({}, dict.fromkeys(range(6), 10.0), {})
 
 
 @pytest.mark.parametrize('planted, says', [
@@ -44,79 +45,47 @@ def test_a_sound_backend():
     (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
 ])
 def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
-    wrong, _, untested = vet.judge_backend(NAMES, states(), {0: planted})
+    wrong, _, untested = vet.judge(nodes(), planted)
     assert list(wrong) == [2] and says in wrong[2] and not untested
 
 
 def test_one_slow_gpu_is_named():
-    wrong, figures, _ = vet.judge_backend(NAMES, {number: gpus() for number in range(6)}, {
-        lane: speeds(slow=[4] if lane == 2 else []) for lane in range(4)})
+    lanes = [said(number, lane=lane, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane))
+             for number in range(6) for lane in range(4)]
+    found = sum([speeds(slow=[4] if lane == 2 else [], lane=lane) for lane in range(4)], [])
+    wrong, figures, _ = vet.judge(lanes, found)
     assert wrong == {4: 'nccl, GPU 2 (0000:21:00.0), slow: best pair 1.00 GB/s, median 10.00 GB/s'}
     assert figures[0] == 40 and figures[4] == 31
 
 
-@pytest.mark.parametrize('said, says', [
-    ([{'error': 'RuntimeError: no such interface'}], 'fails: gloo does not start: RuntimeError: no such interface'),
-    ([NO_TORCH], 'fails: gloo does not start: no torch'),
-    ([{'error': 'no answer in time', 'absent': True}], 'fails: gloo does not start: no answer in time'),
-    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch uses nccl, the others use gloo'),
+@pytest.mark.parametrize('different, says', [
+    ({'ready': False, 'error': 'RuntimeError: no such interface'},
+     'fails: gloo does not start: RuntimeError: no such interface'),
+    ({'ready': False, 'error': 'no torch', 'absent': True}, 'fails: gloo does not start: no torch'),
+    ({'backend': 'nccl'}, 'fails: its PyTorch uses nccl, the others use gloo'),
 ])
-def test_a_backend_that_does_not_start_on_one_node(said, says):
-    wrong, figures, untested = vet.judge_backend(NAMES, states(n3=said), {0: {
-        pair: speed for pair, speed in speeds().items() if 3 not in pair}})
+def test_a_backend_that_does_not_start_on_one_node(different, says):
+    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]))
     assert wrong == {3: says} and len(figures) == 5 and not untested
 
 
 def test_what_starts_nowhere():
-    everywhere = {number: [NO_TORCH] for number in range(6)}
-    assert vet.judge_backend(NAMES, everywhere, {}) == ({}, {}, ['backend: not tested, no torch'])
-    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, but none with number 1', 'absent': True}]
-                  for number in range(6)}
-    assert vet.judge_backend(NAMES, everywhere, {0: speeds()})[2] == [
-        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, but none with number 1']
+    absent = [said(number, lane=1, ready=False, error='no GPU 1', absent=True) for number in range(6)]
+    assert vet.judge(nodes() + absent, speeds()) == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
     # it was tried, and is certain
-    broken = {number: [{'error': 'ImportError: libmkl.so', 'absent': False}] for number in range(6)}
-    assert set(vet.judge_backend(NAMES, broken, {})[0]) == set(range(6))
+    broken = [said(number, ready=False, error='ImportError: libmkl.so') for number in range(6)]
+    assert set(vet.judge(broken, [])[0]) == set(range(6))
 
 
-HSN = {'hsn%d' % number: 25.0 for number in range(4)}
-
-
-@pytest.mark.parametrize('figure, kind, lanes, reference, says', [
-    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
-    (20, 'nccl', 1, 0, []),         # one GPU has one card
-    (3, 'gloo', 1, 0, []), (0.4, 'gloo', 1, 0, ['line rate: 2 of 2 nodes']),
-    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: lowest 80.00 GB/s over nccl, less than the site\'s reference']),
-    (86, 'nccl', 8, 85, []),
+@pytest.mark.parametrize('figure, kind, rate, reference, says', [
+    (90, 'nccl', 100, 0, []), (49, 'nccl', 100, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
+    (3, 'gloo', 100, 0, []), (0.4, 'gloo', 100, 0, ['line rate: 2 of 2 nodes']), (0.1, 'gloo', 0, 0, []),
+    (80, 'nccl', 100, 85, ['reference: 2 of 2 nodes: lowest 80.00 GB/s over nccl, less than the site\'s reference']),
+    (86, 'nccl', 100, 85, []),
 ])
-def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
-    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], dict.fromkeys((0, 1), lanes),
-                            {kind: reference})
+def test_line_rate_and_reference_are_only_said(figure, kind, rate, reference, says):
+    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, {0: rate, 1: rate}, reference)
     assert len(lines) == len(says) and all(line.startswith(text) for line, text in zip(lines, says))
-
-
-def test_without_a_known_line_rate_nothing_is_said():
-    assert not vet.judge_rates(['a', 'b'], {0: 0.1, 1: 0.1}, 'gloo', [{}, {}], {}, {'nccl': 80})
-
-
-def test_what_was_measured_stands_behind_the_names_that_vetnode_reads():
-    text = vet.table_text(['a', 'b'], [0], {1: 'slow'}, ['c'], {0: 'gloo 1.00 GB/s', 1: 'gloo 0.10 GB/s'})
-    assert [line.split()[:2] for line in text.splitlines()] == [['Vetted:', 'a'], ['Cordon:', 'b'], ['Cordon:', 'c']]
-    assert text.splitlines()[0] == 'Vetted: a    gloo 1.00 GB/s'
-
-
-@pytest.mark.parametrize('figure, rates, references, bad, untested', [
-    (40, {'hsn0': 25.0}, {}, [], []), (0.4, {'hsn0': 25.0}, {}, [0, 1], []), (40, {}, {}, [], [0, 1]),
-    (40, {}, {'gloo': 80}, [0, 1], []), (90, {}, {'gloo': 80}, [], []),
-])
-def test_of_two_nodes_the_absolute_figure_decides(figure, rates, references, bad, untested):
-    figures = {0: figure, 1: figure}
-    lines = vet.judge_rates(['a', 'b'], figures, 'gloo', [rates, rates], {0: 1, 1: 1}, references)
-    wrong, open_ = vet.judge_two(figures, lines, {0: 1} if rates or references else {})
-    assert (sorted(wrong), sorted(open_)) == (bad, untested)
-    text = vet.table_text(['a', 'b'], [number for number in (0, 1) if number not in wrong], wrong, [], {}, open_)
-    assert [line.split(':')[0] for line in text.splitlines()] == (
-        ['Cordon'] * 2 if bad else ['Untested'] * 2 if untested else ['Vetted'] * 2)
 
 
 # --- the rounds
@@ -152,7 +121,7 @@ class Planted:
 
 def lane(rank, **more):
     return {'rank': rank, 'lane': 0, 'lanes': 1, 'node': 'n%d' % rank, 'ready': True, 'backend': 'gloo', 'gpu': '',
-            'error': '', 'absent': False, 'seconds': 1.0, 'rates': {}, **more}
+            'error': '', 'absent': False, 'rates': {}, **more}
 
 
 RIGHT = meet.messages.dump({'error': '', 'received': 5e9})
@@ -162,15 +131,15 @@ def keeper(nodes, answers, **different):
     """After all rounds of these nodes, whose process number is the rank and one more."""
     one = pairs.Keeper(Planted({rank + 1: different.get('n%d' % rank, lane(rank)) for rank in range(nodes)}, answers))
     one.gather(nodes, time.monotonic() + 0.2)
-    for turn in range(len(one.nodes) - 1 + len(one.nodes) % 2):
+    for turn in range(one.nodes - 1 + one.nodes % 2):
         one.round(turn)
     return one
 
 
 def test_each_pair_is_measured_in_both_directions():
     one = keeper(5, lambda number, turn: RIGHT)
-    assert sorted((a, b) for _, a, b, _ in one.speeds) == [(a, b) for a in range(5) for b in range(5) if a != b]
-    assert {speed for *_, speed in one.speeds} == {5e9}
+    assert sorted(entry[1:3] for entry in one.speeds) == [[a, b] for a in range(5) for b in range(a + 1, 5)]
+    assert {speed for entry in one.speeds for speed in entry[3:]} == {5e9}
 
 
 @pytest.mark.parametrize('says, words', [
@@ -180,7 +149,7 @@ def test_each_pair_is_measured_in_both_directions():
 ])
 def test_what_a_process_says_wrongly_counts_as_failed(says, words):
     one = keeper(6, lambda number, turn: says if number == 3 else RIGHT)
-    failed = [text for _, a, b, text in one.speeds if isinstance(text, str)]
+    failed = [text for entry in one.speeds for text in entry[3:] if isinstance(text, str)]
     assert failed and set(failed) == {words}
     assert len([pair for pairs_ in one.store.asked for pair in pairs_ if 3 in pair]) == (
         1 if words == 'it did not answer' else pairs.FAILED)
@@ -189,12 +158,12 @@ def test_what_a_process_says_wrongly_counts_as_failed(says, words):
 @pytest.mark.parametrize('said', [b'', b'{', b'[]', {**lane(2), 'rank': '2'}, lane(2, lane=-1), lane(2, node=5)])
 def test_a_node_that_comes_in_another_way_did_not_come(said):
     one = keeper(4, lambda number, turn: RIGHT, n2=said)
-    assert sorted(one.nodes) == [0, 1, 3] and len(one.speeds) == 6
+    assert sorted(said['rank'] for said in one.lanes.values()) == [0, 1, 3] and len(one.speeds) == 3
 
 
 def test_a_process_of_another_backend_measures_with_nobody():
     one = keeper(4, lambda number, turn: RIGHT, n2=lane(2, backend='nccl'), n3=lane(3, ready=False, error='no hsn0'))
-    assert one.kind == 'gloo' and {a for _, a, _, _ in one.speeds} == {0, 1}
+    assert one.kind == 'gloo' and [entry[1:3] for entry in one.speeds] == [[0, 1]]
 
 
 # --- the process
@@ -228,36 +197,58 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
         child.end()
 
 
-@pytest.mark.parametrize('address, card', [
-    ('0000:41:00.0', 'hsn1'), ('0000:81:00.0', ''),     # two are as near
-    ('0000:c1:00.0', ''), ('0000:00:00.0', ''),
+def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='gloo', size=2):
+    """What rank 0 of this many nodes prints and writes, where the processes say this."""
+    told = {'lanes': lanes, 'speeds': found, 'network': '', 'kind': kind, 'rounds': 1, 'imported': 1.0, 'took': 0.0}
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
+        'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
+    vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
+        rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
+    return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
+
+
+@pytest.mark.parametrize('figure, rates, references, word', [
+    (40, {'hsn0': 25.0}, {}, 'Vetted'), (0.4, {'hsn0': 25.0}, {}, 'Cordon'), (40, {}, {}, 'Untested'),
+    (40, {}, {'gloo': 80}, 'Cordon'), (90, {}, {'gloo': 80}, 'Vetted'),
 ])
-def test_the_network_card_beside_a_gpu(tmp_path, address, card):
-    sys_ = tmp_path / 'sys'
-    for name, where in {'0000:41:00.0': 'pci0000:40/0000:40:01.1/0000:41:00.0',
-                        '0000:81:00.0': 'pci0000:80/0000:80:01.1/0000:81:00.0',
-                        '0000:c1:00.0': 'pci0000:c0/0000:c1:00.0',
-                        'hsn0': 'pci0000:00/0000:01:00.0', 'hsn1': 'pci0000:40/0000:40:01.1/0000:42:00.0',
-                        'hsn2': 'pci0000:80/0000:80:03.1/0000:82:00.0', 'hsn3': 'pci0000:80/0000:80:04.1/0000:83:00.0',
-                        'hsn4': 'pci0000:40/0000:40:02.1/0000:43:00.0', 'lo': 'virtual/net/lo'}.items():
-        (sys_ / 'devices' / where).mkdir(parents=True)
-        link = sys_ / ('bus/pci/devices/' + name if ':' in name else f'class/net/{name}/device')
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(sys_ / 'devices' / where)
-    assert pairs.nearest_card(Machine({}, str(tmp_path)), address) == card
+def test_of_two_nodes_the_absolute_figure_decides(tmp_path, capsys, monkeypatch, figure, rates, references, word):
+    lanes = [{**lane(rank, rates=rates), 'number': rank} for rank in (0, 1)]
+    found = [[0, 0, 1, figure * 1e9, figure * 1e9]]
+    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, found, references)
+    assert [line.split()[:2] for line in out.splitlines()[2:4]] == [[word + ':', 'n0'], [word + ':', 'n1']]
+    assert out.splitlines()[2].endswith('    gloo %.2f GB/s' % figure)
+    assert ['n0', 'n1'] == (cordon if word == 'Cordon' else vetted) and not (vetted and cordon)
+
+
+def test_a_node_that_did_not_come_is_cordoned_and_a_gpu_uses_one_card(tmp_path, capsys, monkeypatch):
+    """One GPU of 25 GB/s reaches more than half of its card's rate, though its node has four cards."""
+    rates = {'hsn%d' % number: 25.0 for number in range(4)}
+    lanes = [{**lane(rank, backend='nccl', rates=rates), 'number': rank} for rank in (0, 1)]
+    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 20e9, 20e9]], kind='nccl', size=3)
+    assert (vetted, cordon) == (['n0', 'n1'], []) and 'yellow' not in out
+    assert 'Cordon: (a node of unknown name)    fails: it did not answer' in out
+
+
+def test_a_node_writes_no_lines_of_its_own(tmp_path, capsys, monkeypatch):
+    lanes = [{**lane(rank), 'number': rank} for rank in range(3)]
+    lanes[2].update(ready=False, error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
+    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 5e9, 5e9]], size=3)
+    assert '\x1b' not in out and len([line for line in out.splitlines() if line.startswith('Vetted: ')]) == 2
+    assert (vetted, cordon) == (['n0', 'n1'], [])
 
 
 def test_lists_are_written_whole_or_not_at_all(tmp_path):
     """Also the one that has room where the other has none: they belong together."""
-    vet.write_lists(f'{tmp_path}/vet', ['n1'], ['n2'])
+    names = [f'{tmp_path}/vet.vetted', f'{tmp_path}/vet.cordon']
+    records.write_whole(dict.fromkeys(names, 'n1\n'))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as a full disk, in the middle of a file
     try:
         with pytest.raises(OSError):
-            vet.write_lists(f'{tmp_path}/vet', ['n3'], ['n%d' % number for number in range(10, 100)])
+            records.write_whole(dict(zip(names, ('n3\n', 'n4\n' * 50))))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {'vet.vetted': 'n1\n', 'vet.cordon': 'n2\n'}
+    assert {str(path): path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, 'n1\n')
 
 
 # --- with-spares under PBS
@@ -346,12 +337,7 @@ def test_references_of_the_site():
 def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Machine, 'gpus', lambda self: [('0000:%d1:00.0' % n, [], 'cuda') for n in range(4)])
     monkeypatch.setattr(vet.look, 'visible_gpus', lambda machine, known: [known[0][0]])
-    told = {'lanes': [lane(0)], 'nodes': {'0': 0}, 'speeds': [], 'network': '', 'kind': 'gloo', 'rounds': 0,
-            'imported': 1.0, 'took': 0.0}
-    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
-        'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
-    assert vet.run(Machine(ALONE), sys.stdout) == 0
-    out = capsys.readouterr().out
+    out, _, _ = verdict(tmp_path, capsys, monkeypatch, [{**lane(0), 'number': 0}], [], size=1)
     assert "3 of a node's 4 GPUs: not tested, since this rank sees only 1." in out and 'Untested: ' in out
 
 

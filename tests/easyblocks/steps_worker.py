@@ -2,7 +2,7 @@
 """
 Takes easyconfigs through EasyBuild's steps up to configure, in one process: eb itself needs seconds for each.
 
-Standard input: one JSON object a line, {"easyconfig": path, "environ": {...}, "options": [...]}.
+Standard input: one JSON object a line, {"easyconfig": path, "environ": {...}, "options": [...], "last": step}.
 Standard output: one line for each, {"error": text or null, "environ": {...}, "opts": text, "preset": text}.
 """
 import copy
@@ -37,17 +37,19 @@ def configure(job):
         app.check_readiness_step()
         app.fetch_step()
         app.checksum_step()
-        app.cfg.parallel = 2
-        app.make_builddir()
-        change_dir(app.builddir)
-        app.extract_step()
-        app.guess_start_dir()
-        app.patch_step()
-        app.prepare_step()
-        app.configure_step()
-        opts = app.cfg['preinstallopts']
-        with open(os.path.join(app.builddir, 'preset.cmake')) as handle:
-            preset = handle.read()
+        if job['last'] == 'configure':
+            app.cfg.parallel = 2
+            app.make_builddir()
+            change_dir(app.builddir)
+            app.extract_step()
+            app.guess_start_dir()
+            app.patch_step()
+            app.prepare_step()
+            app.configure_step()
+            opts = app.cfg['preinstallopts']
+            if os.path.exists(os.path.join(app.builddir, 'preset.cmake')):
+                with open(os.path.join(app.builddir, 'preset.cmake')) as handle:
+                    preset = handle.read()
     except (EasyBuildError, RunShellCmdError) as err:
         error = '%s %s' % (err, getattr(err, 'cmd', ''))
     # else every line of the jobs that follow is written to this one's logs as well

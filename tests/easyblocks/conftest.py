@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Steps of an easyblock without `eb`."""
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+WORKER = pathlib.Path(__file__).with_name('steps_worker.py')
+
+
+@pytest.fixture(scope='session')
+def steps():
+    """A function that takes an easyconfig through EasyBuild's steps: what steps_worker.py answers, and no module."""
+    with subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, universal_newlines=True, cwd='/') as process:
+        def take(eb, easyconfig, *options, env=None, last='configure'):
+            environ = {key: str(value) for key, value in {**eb.env, **(env or {})}.items() if value is not None}
+            job = {'easyconfig': str(easyconfig), 'environ': environ, 'options': ['--disable-debug', *options], 'last': last}
+            process.stdin.write(json.dumps(job) + '\n')
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            answer['error'] = answer['error'] and ' '.join(answer['error'].split())
+            return answer
+
+        yield take
+        process.stdin.close()
