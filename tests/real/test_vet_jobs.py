@@ -101,16 +101,18 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
     env = environment(three, installed_pytorch, PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[0]),
                       PBS_JOBID='77.server', PBS_NODEFILE=three.shared / 'nodefile', HYDRA_LAUNCHER='ssh',
                       HYDRA_LAUNCHER_EXEC=ssh)
+    # to files, since hydra may lose what ranks print last
     program = ('import os, socket; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", '
-               'socket.gethostname(), "master", os.environ["MASTER_ADDR"])')
+               'socket.gethostname(), "master", os.environ["MASTER_ADDR"], '
+               f'file=open("{three.shared}/pbs-" + os.environ["RANK"], "w"))')
     done = testbed.run(
         three.on(NODES[0], installed_pytorch.runscripts / 'with-spares', '1', hydra, '-ppn', '2',
                  installed_pytorch.runscripts / 'conda-python-distributed', '-c', program),
         env={name: str(value) for name, value in env.items()}, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf'Cordon: {NODES[0]}    fails: gloo does not start.*for: hsn0', done.stdout), done.stdout
-    ranks = sorted(line for line in done.stdout.splitlines() if line.startswith('rank '))
-    assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}' for rank in range(2)]
+    ranks = [path.read_text() for path in sorted(three.shared.glob('pbs-*'))]
+    assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}\n' for rank in range(2)]
 
 
 def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytorch):
