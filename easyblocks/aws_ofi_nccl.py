@@ -7,6 +7,7 @@ ROCm/aws-ofi-rccl@17d41cb.
 """
 import os
 import re
+import shlex
 from collections import namedtuple
 
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
@@ -177,7 +178,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         given = re.search(r'(?<!\S)CXX=["\']?([^\s"\']+)', self.cfg['configopts'])
         compiler = given.group(1) if given else os.getenv('CXX') or COMPILERS['CXX'][0]
         # an empty file: nothing is compiled with an unknown standard
-        words = [compiler, '-std=c++%s' % standard, '-fsyntax-only', '-x', 'c++', os.devnull]
+        words = shlex.split(compiler) + ['-std=c++%s' % standard, '-fsyntax-only', '-x', 'c++', os.devnull]
         if standard and run(*words).exit_code:
             raise EasyBuildError("%s %s needs a compiler for C++%s, but %s does not support that. Make the module of a "
                                  "newer one a dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
@@ -212,6 +213,9 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             if root:
                 # with a comma: EasyBuild's wrappers drop a '-rpath=' below /usr, such as /usr/local/cuda
                 ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
+        if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
+            # these link the driver's library; a node without GPU has only a stub of it
+            ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
         if ldflags:
             setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())

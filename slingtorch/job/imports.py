@@ -7,6 +7,7 @@ where the program's own code is about to write, to connect or to start a process
 import ast
 import contextlib
 import ctypes
+import glob
 import importlib
 import json
 import os
@@ -27,10 +28,9 @@ LIMIT = 30
 OVER = 117
 HERE = os.path.dirname(os.path.abspath(__file__)) + '/'
 # Python's audit events for what others than the process notice (docs.python.org/3/library/audit_events.html)
-EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|link|mkdir|posix_spawn|remove|rename|rmdir|spawn|symlink|'
-                     r'system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|sqlite3\.connect$')
-# files of Python and of packages that pip installs
-INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir|posix_spawn|remove|rename|rmdir|'
+                     r'spawn|symlink|system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|'
+                     r'sqlite3\.connect$')
 PDEATHSIG, SUBREAPER = 1, 36    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER (linux/prctl.h)
 
 
@@ -40,7 +40,8 @@ class Trial:
     def __init__(self, words: list) -> None:
         self.begin, self.text, self.place = time.monotonic(), b'', ''
         with contextlib.suppress(OSError):
-            self.place = tempfile.mkdtemp(prefix='slingtorch-')
+            # the job's directory is removed with the job
+            self.place = tempfile.mkdtemp(prefix='slingtorch-', dir=os.environ.get('SLINGTORCH_JOB_DIR') or None)
         self.answers, answer = os.pipe()
         # processes that it starts become children of this one when it ends, also those in sessions of their own
         prctl = ctypes.CDLL(None).prctl
@@ -95,16 +96,20 @@ def end_children() -> None:
                     os.waitpid(pid, 0)
 
 
-def has_effect(event: str, words: tuple) -> bool:
-    """Whether an audit event says that code of the program, not of an installed package, changes more than itself."""
+def has_effect(event: str, words: tuple, installed: tuple = ()) -> bool:
+    """
+    Whether an audit event says that code of the program changes more than itself.
+
+    :param installed: directories of packages, beside site-packages: those of pip's --target
+    """
     if event == 'open' and isinstance(words[0], (str, bytes)):
         changes = words[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not os.fsdecode(words[0]).startswith('/dev/')
     else:
-        changes = EFFECTS.match(event)
+        changes = EFFECTS.match(event) and words[:1] != (os.getpid(),)      # it may end itself
     frame = sys._getframe() if changes else None    # type: Any
     while frame:
         code = frame.f_code
-        if not INSTALLED.match(code.co_filename) and not code.co_filename.startswith(HERE):
+        if not program.INSTALLED.match(code.co_filename) and not code.co_filename.startswith((HERE, *installed)):
             return True
         if code.co_name == '<module>' and not code.co_filename.startswith('<'):
             return False    # it happens at each import of this package
@@ -151,6 +156,12 @@ def beside(directory: str) -> list:
     return found
 
 
+def forget(names: list) -> None:
+    """Let these modules be imported again, from files or directories of these names."""
+    for module in [one for one in sys.modules if one.split('.')[0] in [name.partition('.')[0] for name in names]]:
+        del sys.modules[module]
+
+
 def run(words: list, descriptor: int, place: str) -> None:
     """
     Start the worker, import, and print the results as JSON lines.
@@ -167,12 +178,11 @@ def run(words: list, descriptor: int, place: str) -> None:
     real = dict(os.environ)
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1', MPI4PY_RC_INITIALIZE='0')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    kind, name = program.program_of(words)
+    kind, name, given, isolated = program.program_of(words)
     if __package__ == 'job':    # a program may have modules of this name
-        for module in [module for module in sys.modules if module.split('.')[0] == 'job']:
-            del sys.modules[module]
-    sys.argv = [name] + words[words.index(name) + 1:] if name in words else [name]
-    safe = getattr(sys.flags, 'safe_path', False)    # since 3.11
+        forget(['job'])
+    sys.argv = [name] + given
+    safe = isolated or getattr(sys.flags, 'safe_path', False)    # since 3.11
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
     shadows = beside(directory) if kind and not safe else []
@@ -188,16 +198,19 @@ def run(words: list, descriptor: int, place: str) -> None:
         loaded = program.load(words, real)
     except OSError:
         loaded = None
-    if not loaded or loaded.wrong.get(next(iter(loaded.files))) or shadows:
-        say(shadows=shadows)    # the script's imports would find what is here already
+    say(shadows=shadows)
+    if not loaded or loaded.wrong.get(next(iter(loaded.files))):
         return
+    forget(shadows)     # the program finds its own
     if not safe:
         __main__.put_first(directory)
     if place:
         os.environ['TMPDIR'] = tempfile.tempdir = place
 
+    installed = tuple(path + '/' for path in sys.path if path and glob.glob(glob.escape(path) + '/*.dist-info'))
+
     def watch(event: str, more: tuple) -> None:
-        if has_effect(event, more):
+        if has_effect(event, more, installed):
             say(untested='%s (%s)' % (found['doing'], ' '.join([event, *map(str, more[:1])])[:200]), doing='',
                 modules=modules_of(loaded, directory))
             os._exit(OVER)
@@ -216,7 +229,7 @@ def run(words: list, descriptor: int, place: str) -> None:
             return err
         return None
 
-    sure, late = True, []   # type: bool, list
+    sure, late = not shadows, []   # type: bool, list
     for node, imports, known in statements(next(iter(loaded.files.values()))):
         failed = attempt(node, [node])
         if failed and not imports:

@@ -6,6 +6,7 @@ finds what differs between nodes.
 import contextlib
 import errno
 import hashlib
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -18,7 +19,9 @@ from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, keywords, 
 # bytes at the beginning and the end of a file to compare, and entries of a directory at most
 ENDS, LISTED = 64 << 10, 20000
 # messages that a module or a library is missing
-MISSING = 'No module named|cannot open shared object|built without'
+MISSING = 'No module named|cannot open shared object'
+# files of Python and of packages that pip installs
+INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
 # options that name what a program reads
 INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 # variables that name the rank or its place, so that they differ, or belong to the launcher
@@ -27,21 +30,45 @@ PER_RANK = re.compile(r'.*(RANK|LOCALID|PROCID|NODEID|HOST|NODE|VISIBLE|_PID)|(S
 
 
 def program_of(words: list) -> tuple:
-    """('script' or 'module', its name) from the words after 'python', options as in python(1); ('', '') if neither."""
-    words = list(words)
+    """
+    ('script' or 'module', its name, its arguments, whether Python does not search its directory: -I, -P) from the words
+    after 'python', options as in python(1); ('', '', [], ...) if neither.
+    """
+    words, isolated = list(words), False
     while words:
         word = words.pop(0)
         if word == '-c' or word == '-':
-            return '', ''
-        if word == '-m':
-            return 'module', words[0] if words else ''
+            break
+        isolated = isolated or bool(re.match('-[a-zA-Z]*[IP]', word))
+        if word == '-m' and words:
+            return 'module', words[0], words[1:], isolated
         if word in ('-W', '-X', '--check-hash-based-pycs'):
             words = words[1:]
         elif word.startswith('-m') and len(word) > 2:
-            return 'module', word[2:]
+            return 'module', word[2:], words, isolated
         elif not word.startswith('-'):
-            return 'script', word
-    return '', ''
+            return 'script', word, words, isolated
+    return '', '', [], isolated
+
+
+def of_module(name: str) -> tuple:
+    """
+    (file that 'python -m NAME' runs, directory of its top-level package), found without importing a package; '' if it
+    is not a file. :raises OSError: there is no such module
+    """
+    places, found, top = [os.getcwd(), *sys.path], '', ''
+    for part in name.split('.'):
+        spec = importlib.machinery.PathFinder.find_spec(part, places)
+        if not spec:
+            # another finder may know it: that of an editable installation
+            with contextlib.suppress(ImportError, ValueError):
+                if not top and not importlib.util.find_spec(part):
+                    raise FileNotFoundError(errno.ENOENT, 'no such module')
+            return '', ''
+        places = list(spec.submodule_search_locations or ())
+        found, top = spec.origin or '', top or os.path.dirname((places + [spec.origin or ''])[0])
+    main = importlib.machinery.PathFinder.find_spec('__main__', places) if places else None
+    return main.origin if main else '' if places else found, top
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
@@ -50,18 +77,12 @@ def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
 
     :raises OSError: it is missing or cannot be read
     """
-    kind, name = program_of(words)
-    place, top = os.path.realpath(name), ''
-    if kind == 'module':    # in the working directory
-        top = '.'
-        place = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), '')
-        with contextlib.suppress(ImportError, ValueError):      # the import reports it
-            if not place and not importlib.util.find_spec(name.partition('.')[0]) and not os.path.isdir(name):
-                raise FileNotFoundError(errno.ENOENT, 'no such module')
-    if not place or os.path.isdir(place):
+    kind, name, given, _ = program_of(words)
+    place, top = of_module(name) if kind == 'module' else (os.path.realpath(name), '')
+    if not place or os.path.isdir(place) or kind == 'module' and (INSTALLED.match(place) or not place.endswith('.py')):
         return None
     top = top or os.path.dirname(place)
-    return Program({os.path.relpath(place, top): read(place)}, environ, words[words.index(name) + 1:], place, top)
+    return Program({os.path.relpath(place, top): read(place)}, environ, given, place, top)
 
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
@@ -92,7 +113,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 
     :param details: of look.look(): the GPUs that this rank sees
     """
-    kind, name = program_of(words)
+    kind, name = program_of(words)[:2]
     try:
         program = load(words, environ) if name else None
     except OSError as err:
@@ -163,8 +184,7 @@ def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: se
 
 def look_at_arguments(report: 'Report', words: list) -> None:
     """The paths among the arguments of the script."""
-    name = program_of(words)[1]
-    paths = [(option, value) for option, value in arguments_of(words[words.index(name) + 1:] if name in words else [])
+    paths = [(option, value) for option, value in arguments_of(program_of(words)[2])
              if value and '://' not in value and not OUTPUT.match(option)]
     look_at_paths(report, 'argument', [value for _, value in paths])
     for option, value in paths:

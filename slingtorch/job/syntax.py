@@ -303,6 +303,8 @@ class Program:
         if name in ('join', 'Path', 'PurePath', 'joinpath'):
             return os.path.join(*[path] * (name == 'joinpath'), *texts) if texts else UNKNOWN
         path = texts[0] if texts else path
+        if name == 'expanduser' and UNKNOWN in path.partition('/')[0]:
+            return UNKNOWN
         if name in ('dirname', 'expanduser', 'expandvars'):
             whole = name != 'dirname' or UNKNOWN not in path
             return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
