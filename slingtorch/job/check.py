@@ -368,7 +368,10 @@ class Rank:
                                         (program.look_at_arguments, (self.report, self.words))):
                 # its thread may go on
                 report = Report(self.rank)
-                if limits.in_time(function, *[report if one is self.report else one for one in arguments]):
+                ended, error = limits.in_time(function, *[report if one is self.report else one for one in arguments])
+                if error:
+                    self.report.add('untested', 'script', "%s() ended early: %s" % (function.__name__, error))
+                if ended:
                     self.report.merge(report)
                 else:
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: that of TMPDIR, HOME, "

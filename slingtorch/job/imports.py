@@ -41,7 +41,8 @@ class Trial:
         self.begin, self.text, self.place = time.monotonic(), b'', ''
         with contextlib.suppress(OSError):
             # the job's directory is removed with the job
-            self.place = tempfile.mkdtemp(prefix='slingtorch-', dir=os.environ.get('SLINGTORCH_JOB_DIR') or None)
+            self.place = tempfile.mkdtemp(prefix='slingtorch-', dir=next(
+                filter(os.path.isdir, [os.environ.get('SLINGTORCH_JOB_DIR', '')]), None))
         self.answers, answer = os.pipe()
         # processes that it starts become children of this one when it ends, also those in sessions of their own
         prctl = ctypes.CDLL(None).prctl

@@ -182,12 +182,20 @@ def cause_of(error: str, limits: dict) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 # directories and the program: the first rank of a node looks
 
-def in_time(function: 'Callable', *arguments: object) -> bool:
-    """Whether the function ends within WAIT seconds; if not, its thread is left behind."""
-    thread = threading.Thread(target=function, args=arguments, daemon=True)
+def in_time(function: 'Callable', *arguments: object) -> tuple:
+    """(whether the function ends within WAIT seconds, its error as text); if it does not, its thread is left behind."""
+    failed = []     # type: list
+
+    def work() -> None:
+        try:
+            function(*arguments)
+        except Exception as err:    # what it looks at is another's: one fault must not hide the other findings
+            failed.append('%s: %s' % (type(err).__name__, err))
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(WAIT)
-    return not thread.is_alive()
+    return not thread.is_alive(), ''.join(failed)
 
 
 def nearest(path: str) -> str:

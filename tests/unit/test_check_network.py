@@ -589,7 +589,8 @@ def test_a_directory_that_only_some_nodes_can_write_is_red():
 
 def test_what_does_not_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(limits, 'WAIT', 0.1)
-    assert not limits.in_time(threading.Event().wait) and limits.in_time(lambda: None)
+    assert limits.in_time(threading.Event().wait) == (False, '') and limits.in_time(lambda: None) == (True, '')
+    assert limits.in_time(open, 'a\0b') == (True, 'ValueError: embedded null byte')
 
 
 @pytest.mark.parametrize('words, found', [
