@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import socket
+import stat
 
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
-from easybuild.tools.config import source_paths, update_build_option
+from easybuild.tools.config import build_option, source_paths, update_build_option
 from easybuild.tools.filetools import (
-    convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
+    adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
 from slingtorch.install.container_image import (
     check_digest, check_sif, explain_error, hash_image, removed_on_error, transfer_image)
 from slingtorch.install.container_module import module_text
@@ -527,3 +528,15 @@ class Singularity(RunScripts):
             return super().make_module_step(fake=fake)
         finally:
             update_build_option('generate_devel_module', wanted)
+
+    def close_log(self):
+        """Keep the user's packages and their directory writable, even if the installation is read-only.
+
+        Not in the permissions step: after all steps, a rebuild is made read-only once more (build_and_install_one in
+        easybuild/framework/easyblock.py), and only then is its log closed.
+        """
+        packages = os.path.join(self.installdir, 'user-software')
+        if build_option('read_only_installdir') and self.image_facts and os.path.isdir(packages):
+            adjust_permissions(self.installdir, stat.S_IWUSR, recursive=False)
+            adjust_permissions(packages, stat.S_IWUSR, recursive=True, ignore_errors=True)
+        super().close_log()

@@ -290,6 +290,13 @@ def test_extended_dry_run(site):
     assert not site.root.exists()
 
 
+def test_read_only_installation_leaves_the_packages_changeable(site):
+    for options in ([], ['--rebuild']):
+        site.eb('--read-only-installdir', *options)
+        assert not (site.root / NAME).stat().st_mode & 0o222
+        assert (site.root / 'user-software').stat().st_mode & 0o200 and site.root.stat().st_mode & 0o200
+
+
 # --- parameters
 
 
