@@ -132,12 +132,10 @@ class Probe:
 
         import torch.distributed as dist
         result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
-        store = self.store.store    # for the thread: while one waits, others cannot use it
-        gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        asks, gpu = self.store, torch.cuda.is_available() and dist.is_nccl_available()
         result['facts'].update(backend='nccl' if gpu else 'gloo', **{
             'address of gloo': network.address_of_gloo(self.environ)})
         self.say(phase='rendezvous')
-        asks = self.store = self.store.another()
 
         def gone() -> bool:
             with contextlib.suppress(meet.NotMet):
@@ -150,7 +148,8 @@ class Probe:
         def work() -> None:
             try:
                 begin = time.monotonic()
-                watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
+                # without a free descriptor, PyTorch tries to connect until `seconds` are over
+                store = asks.another().store
                 dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
                                         world_size=ranks, rank=self.number, timeout=datetime.timedelta(seconds=seconds))
                 result['seconds']['rendezvous'] = time.monotonic() - begin
@@ -163,6 +162,7 @@ class Probe:
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
 
+        watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         error = watch.over(thread) or ''.join(failed)
