@@ -170,27 +170,11 @@ def test_cudnn_in_lib64(own_site):
     assert f'There is no libcudnn.so in {cudnn}/lib64 or lib:' in own_site.fails()
 
 
-def test_cuda_too_old(own_site):
-    """What share/cmake/Caffe2/public/cuda.cmake of the wheels of 2.2.2, and of 2.7.1 to 2.14.0, asks for.
-
-    Said before anything is downloaded: CMake would say it after the modules and conda.
-    """
-    metadata = own_site.derecho.metadata
-    metadata.write_text(metadata.read_text() + '\n[cuda/10.2]\nname = CUDA\nversion = 10.2\nprefix = CUDA_HOME\n')
-    for version, cuda in [('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'), ('2.8.0', '11.0')]:
-        assert f'PyTorch {version} needs CUDA {cuda} or newer, but the dependency is CUDA 10.2' in own_site.fails(
-            "dependencies = [('cuda/10.2', EXTERNAL_MODULE)]", drop=['gpu'],
-            replace=[("version = '2.4.0'", f"version = '{version}'")])
-    # Derecho's 12.2.1 will do
-    assert 'needs CUDA' not in own_site.fails(replace=[("version = '2.4.0'", "version = '2.13.0'")])
-
-
-def test_cudnn_and_mkl_of_the_environment(site, plain):
-    """Where no module of them is known."""
-    options, environ = site.works("extra_packages += ['cudnn=9', 'conda-forge::mkl-devel']", drop=['blas', 'cudnn'])
+def test_mkl_of_the_environment(site, plain):
+    """Where no module of it is known."""
+    options, environ = site.works("extra_packages += ['conda-forge::mkl-devel=2024']", drop=['blas'])
     root = site.eb.prefix / 'software/PyTorch/2.4.0-derecho-cray-mpich'
     assert options['BLAS'] == 'MKL' and environ['MKLROOT'] == str(root)
-    assert options['USE_CUDNN'] == '1' and options['CUDNN_LIB_DIR'] == f'{root}/lib'
     assert f'-Wl,-rpath,{root}/lib ' in environ['LDFLAGS']
     assert f'-Wl,-rpath,{root}/lib ' not in plain[1]['LDFLAGS']
 
