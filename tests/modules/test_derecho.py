@@ -46,8 +46,9 @@ class Site:
     def run_eb(self, *args):
         """Run eb for all easyconfigs, once in each ncarenv, which is loaded before."""
         output = ''
-        for generation in sorted(set(map(self.generation, PYTORCH))):
-            names = [name for name in PYTORCH if self.generation(name) == generation]
+        for generation in derecho.GENERATIONS:
+            # only the wheels are for ncarenv/25.10
+            names = [name for name in PYTORCH if self.generation(name) == generation] or ['PyTorch-2.10.0-derecho-cu129.eb']
             modulepath = f'{self.derecho.path}/modules/{generation}/core:{self.derecho.modulepath}'
             output += self.eb(*names, *args, env={'MODULEPATH': modulepath}).stdout
         return output
@@ -91,7 +92,7 @@ def test_pytorch_module(modules, name):
     wanted = [re.sub('^build ', '', text).split(' in ')[0] for role, text in provided.items()
               if role not in ('default', 'libfabric', 'python', 'nccl', 'nccl_plugin')]
     wanted += [f"{provided[role].split(' ')[1]}-derecho-{modules.generation(name)}" for role in ('nccl', 'nccl_plugin')]
-    assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9)
+    assert len(wanted) == 9
     loaded = env['LOADEDMODULES'].split(':')
     assert set(wanted) <= set(loaded)
     # of one generation alone
