@@ -109,12 +109,11 @@ def test_the_tree_stall_lowers_the_minimum_too():
 
 @pytest.mark.parametrize('expression, texts', [
     ('a lost \\S+ node', ['a lost ']), ('(?:one|three) words', [' words']), ('(?P<what>one|three)x?', ['one', 'three']),
-    ('(?:word)?other', ['other']), ('(?!never)more', ['more']), ('ab[cd]efg+h', ['efg']), ('x{0,3}y{2}zz', ['zz']),
-    (r'lib(?:cuda|ml)\.so\.1', ['.so.1']), ('.*', None), ('a|.', None), (r'(\w)(?P=x)abc', ['abc']),
+    ('(?:word)?other', ['other']), ('(?i:word)|other', None), ('(?!never)more', ['more']), ('x{0,3}y{2}zz', ['zz']),
+    (r'lib(?:cuda|ml)\.so\.1', ['.so.1']), ('.*', None), ('a|.', None), (r'(?P<x>\w)(?P=x)abc', ['abc']),
 ])
 def test_what_an_expression_spells_out(expression, texts):
     assert tables.needed(expression) == texts
-    assert tables.alternatives(tables.TOKEN.findall(expression), 0)[0] == texts
 
 
 def test_the_texts_are_in_every_sample():
