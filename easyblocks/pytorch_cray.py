@@ -114,7 +114,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return [which(path, on_error=IGNORE) for path in paths]
 
     def check_mpi(self):
-        """Check that there is exactly one MPI to build with; warn about another one in $PATH."""
+        """Check that there is an MPI to build with, and that it is that of the dependency."""
         name, root = self.first_root(MPI_NAMES)
         if None in self.mpi_compilers:
             raise EasyBuildError("There is no MPI to build PyTorch with: %s were not found in %s. Add an MPI module to "
@@ -129,17 +129,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("%s does not link the MPI of the dependency %s, but %s, which is not in %s. Does a "
                                  "wrapper interfere, or is the prefix in the external module's metadata wrong?",
                                  self.mpi_compilers[0], name, own, root)
-        others = {}
-        for path in which(os.path.basename(self.mpi_compilers[0]), retain_all=True, on_error=IGNORE) or []:
-            library = mpi_library(path)
-            if library and library != own:
-                others[library] = path
-        found = ', '.join('%s (%s)' % (path, library) for library, path in sorted(others.items()))
-        if others and not name:
-            raise EasyBuildError("$PATH has two MPIs: %s (%s) and %s. Unload one, or make the right one a "
-                                 "dependency", self.mpi_compilers[0], own, found)
-        if others:
-            self.warn("$PATH also has another MPI: %s. PyTorch is built with that of %s", found, name)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
 
     # --- configuration

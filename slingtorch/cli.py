@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows the known sites.
-Other commands are in commands/ and explain/, 'vet' in commands/check.py, 'site new' in sites/write.py.
+Other commands are in commands/ and explain/, 'site new' in sites/write.py.
 
 Output for a shell goes to standard output, all messages for the user to standard error.
 """
@@ -16,7 +16,7 @@ import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
-from slingtorch.commands import bench, check, lock, new, report, status, values
+from slingtorch.commands import bench, lock, new, report, status, values
 from slingtorch.job.machine import Machine
 from slingtorch.sites import formats, write
 
@@ -241,11 +241,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     if os.geteuid() == 0 and not options.allow_use_as_root_and_accept_consequences:
         note("warning: you are root, and eb refuses to run as root: use another account; on a machine that only "
              "you use: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
-    umask = os.umask(0o077)
-    os.umask(umask)
-    if os.geteuid() == 0 and tool == 'Lmod' and umask & 0o004:
-        # seen with Lmod 8.6.19 and 8.7: eb would build everything, and then not find its own module
-        note("warning: your umask is %04o, but Lmod hides modules from root that others cannot read: umask 022" % umask)
 
     # PyTorch's modules put a Python without EasyBuild first
     variables.append(('EB_PYTHON', sys.executable))
@@ -529,7 +524,6 @@ def make_parser() -> argparse.ArgumentParser:
     writing.add_argument('--complete', action='store_true', help="on a compute node: add what the file lacks")
     writing.set_defaults(function=write.run_new)
     bench.add_parser(commands)
-    check.add_parsers(commands)
     report.add_parser(commands, site_text)
     return parser
 

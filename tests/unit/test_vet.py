@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from slingtorch.commands.check import reference_options
 from slingtorch.job import meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
@@ -327,11 +326,6 @@ def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_sa
     assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
     kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
     assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
-
-
-def test_references_of_the_site():
-    assert reference_options({}) == []
-    assert reference_options({'SLINGTORCH_SITE': 'lumi'}) == ['--reference', 'nccl=80.75']
 
 
 def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
