@@ -369,8 +369,8 @@ def site_text() -> str:
         choice = sites.choose()
     except sites.SiteError as err:
         return str(err)
-    return "%s\ngroups: %s\n\n%s" % (choice_text(choice), ', '.join(sites.chosen_groups()) or 'none',
-                                    formats.everything(choice.site))
+    groups = ', '.join(sites.chosen_groups()) or 'none'
+    return "%s\ngroups: %s\n\n%s" % (choice_text(choice), groups, formats.everything(choice.site))
 
 
 def run_sites(args: argparse.Namespace) -> int:
@@ -475,8 +475,8 @@ def make_parser() -> argparse.ArgumentParser:
                       "Lists the sites, or shows everything about one site.")
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     showing.add_argument('--format', choices=('env', 'markdown'), dest='form',
-                         help="'env' prints the values for use without modules, in a shell or as --env-file; 'markdown' "
-                              "a table of all sites for a documentation page")
+                         help="'env' prints the values for use without modules, in a shell or as --env-file; "
+                              "'markdown' a table of all sites for a documentation page")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', lambda args: lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note),

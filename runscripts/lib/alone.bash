@@ -19,21 +19,21 @@ _on_purpose="For a single process use conda-python-simple; for one rank on purpo
 _job_size() {  # NAME -> count: the size that this variable gives
     local host i IFS=$' \t\r\n'
     local -a fields
-    local -A hosts=()
+    local -A different=()
     case $1 in
         *FILE)
             [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read, so the job's number of nodes is" \
                 "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
                 "the container. $_on_purpose"
-            while read -r host _ || [[ -n $host ]]; do [[ -z $host ]] || hosts[$host]=1; done < "${!1}"
-            count=${#hosts[@]} ;;
+            while read -r host _ || [[ -n $host ]]; do [[ -z $host ]] || different[$host]=1; done < "${!1}"
+            count=${#different[@]} ;;
         *_HOSTS)
             set -f
             # shellcheck disable=SC2206  # split at blanks
             fields=(${!1})
             set +f
-            for ((i = 0; i < ${#fields[@]}; i += 2)); do hosts[${fields[i]}]=1; done
-            count=${#hosts[@]} ;;
+            for ((i = 0; i < ${#fields[@]}; i += 2)); do different[${fields[i]}]=1; done
+            count=${#different[@]} ;;
         *)
             _need_number "$1" "${!1}"
             count=${!1} ;;

@@ -52,7 +52,8 @@ def value_lines(values: Iterable[Any], group: Optional[str] = None) -> List[str]
             lines.append("  %s = %s" % (value.name, shown))
             facts = [('for', ', '.join(value.easyblocks)), ('when', ' = '.join(value.when or ())),
                      ('reason', value.reason), ('source', value.source)]
-            lines += [wrapped(text, '      %-7s ' % (label + ':'), ' ' * 14, width=112) for label, text in facts if text]
+            lines += [wrapped(text, '      %-7s ' % (label + ':'), ' ' * 14, width=112)
+                      for label, text in facts if text]
     return lines
 
 
