@@ -448,7 +448,8 @@ def run_status(args: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog='slingtorch', description="Distributed PyTorch on supercomputers.")
+    parser = argparse.ArgumentParser(prog='slingtorch', description="Distributed PyTorch on supercomputers.", epilog='''
+        In a job, conda-python-distributed --check and --vet test the ranks and the nodes (docs/check.md).''')
     parser.add_argument('--version', action='version', version='slingtorch ' + __version__)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND')
 
