@@ -78,13 +78,8 @@ def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
 
 
 def heard(log: 'Any') -> dict:
-    """The 'network' and 'provider' in NCCL's log."""
+    """The 'network' and libfabric's 'provider' in NCCL's log; None for what it does not name."""
     log.seek(0)
-    return dict(zip(('network', 'provider'), network(log.read().decode(errors='replace'))))
-
-
-def network(log: str) -> tuple:
-    """(network, libfabric's provider) in NCCL's log; None for what it does not name."""
-    found = (re.findall('(?m)' + pattern, log)[-1:] for pattern in (
-        r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'))
-    return tuple(names[0] if names else None for names in found)
+    text = log.read().decode(errors='replace')
+    return {name: (re.findall('(?m)' + pattern, text) or [None])[-1] for name, pattern in (
+        ('network', r'Using network (.+?)\s*$'), ('provider', r'Selected [Pp]rovider is ([^,\s]+)'))}

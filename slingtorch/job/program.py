@@ -56,19 +56,17 @@ def of_module(name: str) -> tuple:
     (file that 'python -m NAME' runs, directory of its top-level package), found without importing a package; '' if it
     is not a file. :raises OSError: there is no such module
     """
-    places, found, top = [os.getcwd(), *sys.path], '', ''
-    for part in name.split('.'):
-        spec = importlib.machinery.PathFinder.find_spec(part, places)
-        if not spec:
-            # another finder may know it: that of an editable installation
-            with contextlib.suppress(ImportError, ValueError):
-                if not top and not importlib.util.find_spec(part):
-                    raise FileNotFoundError(errno.ENOENT, 'no such module')
-            return '', ''
-        places = list(spec.submodule_search_locations or ())
-        found, top = spec.origin or '', top or os.path.dirname((places + [spec.origin or ''])[0])
-    main = importlib.machinery.PathFinder.find_spec('__main__', places) if places else None
-    return main.origin if main else '' if places else found, top
+    top, *rest = name.split('.')
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    with contextlib.suppress(ImportError, ValueError):
+        # another finder may know it: that of an editable installation
+        if not spec and not importlib.util.find_spec(top):
+            raise FileNotFoundError(errno.ENOENT, 'no such module')
+    for place in list(spec.submodule_search_locations or ()) if spec else ():
+        for path in (os.path.join(place, *rest, '__main__.py'), os.path.join(place, *rest) + '.py'):
+            if os.path.isfile(path):
+                return path, os.path.dirname(place)
+    return (spec.origin, os.path.dirname(spec.origin)) if spec and spec.origin and not rest else ('', '')
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
@@ -87,23 +85,13 @@ def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Compare the GPU that the script uses with those that the first rank of the node sees."""
-    if not gpus or program.local < 2:
-        return
-    texts = list(program.files.values())
-    script, text = texts[0], b''.join(texts)
-    if any(re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
-           for words in map(program.words, program.gpu_numbers())):
-        if program.local > len(gpus):
-            report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the "
-                       "%d ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
-                       "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
-                       "SLINGTORCH_GPU_VISIBILITY")
-    elif len(gpus) > 1 and b'init_process_group' in script and not re.search(    # a framework chooses the GPU itself
-            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) and not re.search(
-                b'set_device|VISIBLE_DEVICES', text) and re.search(
-                    rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script):
-        report.add('yellow', 'gpus', "each rank uses GPU 0, but all ranks of this node see the same %d GPUs"
-                   % len(gpus), "use srun --gpus-per-task=1, or call torch.cuda.set_device(LOCAL_RANK)")
+    if gpus and len(gpus) < program.local and any(
+            re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
+            for words in map(program.words, program.gpu_numbers())):
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d ranks of "
+                   "this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+                   "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
+                   "SLINGTORCH_GPU_VISIBILITY")
 
 
 def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
@@ -162,7 +150,7 @@ def look_at_variables(report: 'Report', program: 'Program', details: dict) -> No
 
 
 def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
-    """The paths that the program reads: note their contents for a comparison, and report those that are missing."""
+    """Note the contents of the paths that the program reads, for a comparison."""
     paths = {path: node for path, node in reads.items() if path not in written and not (
         'chdir' in program.names and not os.path.isabs(path))}
     for name in program.variables():
@@ -172,14 +160,6 @@ def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: se
             paths.setdefault(value, None)
     look_at_paths(report, 'named', sorted(path for path, node in paths.items() if node or os.path.isabs(path) or '.' in
                                           os.path.basename(path) or os.path.exists(path))[:ARGUMENTS])
-    asked = {program.text(node.args[0] if node.args else getattr(node.func, 'value', None))[0] for node in program.calls
-             if re.match('l?exists$|is_?(file|dir|link)$|access$|stat$', called(node))}
-    for path, node in sorted(paths.items()):
-        if node and not os.path.lexists(path) and path not in asked and not program.optional(node) and not any(
-                re.search('download|urlretrieve|snapshot|wget', name) for name in program.names) and not any(
-                    (path + '/').startswith(one.rstrip('/') + '/') for one in written):
-            report.add('yellow', 'script', "%s: the program reads %s, which does not exist on this node" % (
-                program.where(node), path), "correct the path, or put it on a file system that all nodes have")
 
 
 def look_at_arguments(report: 'Report', words: list) -> None:

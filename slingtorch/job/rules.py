@@ -39,7 +39,6 @@ OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brandom\b|\br
 LOCAL = 'local_?rank|LOCALID'
 # seconds that ranks should have, at least, to reach a collective
 TIMEOUT = 60
-LET_IT = "remove it: conda-python-distributed sets it"
 
 
 def compiles(node: 'Any') -> bool:
@@ -93,7 +92,6 @@ def group(program: 'Program') -> 'Iterator[tuple]':
 
 def ranks(program: 'Program') -> 'Iterator[tuple]':
     """Ranks that the program confuses, starts again, or sets differently from the launcher."""
-    cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
         # a program may be for both: with a launcher, and without one
@@ -103,15 +101,12 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
                 "node: each rank would start its own set" % program.local, \
                 "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
-            told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
-            if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
-                    text != program.environ.get(str(key)) and not perhaps:
-                yield node, "sets %s='%s', but this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
-            if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
-                    one.startswith(text.lstrip('=')) for one in cards):
-                yield node, "sets %s='%s', but this node has no such interface" % (key, text), \
-                    "remove it, or name one of: " + ', '.join(cards)
+            key, text = str(program.value(getattr(target, 'slice', None))), str(literal(value))
+            own = program.environ.get(key)
+            if named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant) and text != own and \
+                    key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and not perhaps:
+                yield node, "sets %s='%s', but this job has %s" % (key, text, own), \
+                    "remove it: conda-python-distributed sets it"
             if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
                     literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
                 yield node, "uses the local rank as the rank", "read RANK from the environment"

@@ -15,7 +15,7 @@ import pytest
 from slingtorch import cli, sites
 from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
-from slingtorch.job import nccl, records
+from slingtorch.job import records
 from slingtorch.job.machine import Machine
 
 GIB = 2 ** 30
@@ -132,18 +132,6 @@ def test_line_rate_of_ethernet_and_of_none(root):
                             for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
     assert Machine({}, directory).line_rates() == {'eth0': 1.25}
     assert Machine({}, directory + '/nowhere').line_rates() == {}
-
-
-@pytest.mark.parametrize('log,network', [
-    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)\n'
-     'nid1:9:9 [0] NCCL INFO Using network AWS Libfabric\n', ('AWS Libfabric', 'cxi')),
-    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n', (None, 'efa')),
-    ('h:1:1 [0] NCCL INFO Using network Socket\n', ('Socket', None)),
-    ('h:1:1 [0] NCCL INFO cudaDriverVersion 13000\n', (None, None)),
-    ('', (None, None)),
-])
-def test_the_network_is_what_nccl_says(log, network):
-    assert nccl.network(log) == network
 
 
 # --- what a job wrote

@@ -131,8 +131,7 @@ def keeper(nodes, answers, **different):
     """After all rounds of these nodes, whose process number is the rank and one more."""
     one = pairs.Keeper(Planted({rank + 1: different.get('n%d' % rank, lane(rank)) for rank in range(nodes)}, answers))
     one.gather(nodes, time.monotonic() + 0.2)
-    for turn in range(one.nodes - 1 + one.nodes % 2):
-        one.round(turn)
+    one.measure(99)
     return one
 
 
@@ -199,9 +198,11 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
 
 def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='gloo', size=2):
     """What rank 0 of this many nodes prints and writes, where the processes say this."""
-    told = {'lanes': lanes, 'speeds': found, 'network': '', 'kind': kind, 'rounds': 1, 'imported': 1.0, 'took': 0.0}
-    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
-        'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
+    planted = pairs.Keeper(None)
+    planted.lanes, planted.speeds, planted.kind, planted.rounds = dict(enumerate(lanes)), found, kind, 1
+    planted.measure, planted.tell = (lambda rounds: None), (lambda word: None)
+    monkeypatch.setattr(pairs, 'keep', lambda environ, seconds: planted)
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
     vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
         rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
     return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
