@@ -62,11 +62,12 @@ def of_module(name: str) -> tuple:
         # another finder may know it: that of an editable installation
         if not spec and not importlib.util.find_spec(top):
             raise FileNotFoundError(errno.ENOENT, 'no such module')
-    for place in list(spec.submodule_search_locations or ()) if spec else ():
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    for place in places:
         for path in (os.path.join(place, *rest, '__main__.py'), os.path.join(place, *rest) + '.py'):
             if os.path.isfile(path):
                 return path, os.path.dirname(place)
-    return (spec.origin, os.path.dirname(spec.origin)) if spec and spec.origin and not rest else ('', '')
+    return (spec.origin, os.path.dirname(spec.origin)) if spec and spec.origin and not places else ('', '')
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':

@@ -92,6 +92,11 @@ def variable(node: 'Any') -> 'Optional[tuple]':
     return (name, default, must) if isinstance(name, str) else None
 
 
+def parent(path: str) -> str:
+    """The directory of a path, with UNKNOWN if the path has it."""
+    return os.path.dirname(path) + UNKNOWN if UNKNOWN in path else os.path.dirname(path) or '.'
+
+
 def main_block(node: 'ast.AST') -> bool:
     """Whether a node is: if __name__ == '__main__'."""
     return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
@@ -263,52 +268,42 @@ class Program:
 
     def known(self, node: 'Any', deep: int = DEEP) -> str:
         """The text or path that an expression gives, with UNKNOWN in place of what only running it would show."""
-        read, name, path = variable(node), called(node), UNKNOWN     # type: Any, str, str
         if not deep or node is None:
             return UNKNOWN
-        texts = [self.known(part, deep - 1) for part in (
-            node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right] if isinstance(node, ast.BinOp)
-            else node.args if isinstance(node, ast.Call) else ())]
+
+        def of(part: 'Any') -> str:
+            return self.known(part, deep - 1)
+
+        read, text = variable(node), literal(node)
         if read:
-            value = self.environ.get(read[0])
-            return value if value is not None else self.known(read[1], deep - 1)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return node.value
-        if isinstance(node, ast.FormattedValue) and not node.format_spec:
-            return self.known(node.value, deep - 1)
+            return self.environ[read[0]] if read[0] in self.environ else of(read[1])
+        if isinstance(node, ast.Call):
+            name, own, texts = called(node), of(getattr(node.func, 'value', None)), list(map(of, node.args))
+            path = (texts + [own])[0]
+            if name in ('join', 'Path', 'PurePath', 'joinpath') and texts:
+                return os.path.join(*[own] * (name == 'joinpath'), *texts)
+            if name == 'expanduser' and UNKNOWN not in path.partition('/')[0]:
+                return os.path.expanduser(path)
+            return parent(path) if name == 'dirname' else path if name in PATHS else UNKNOWN
         if isinstance(node, ast.JoinedStr):
-            return ''.join(texts)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
-            return texts[0].partition('%')[0] + UNKNOWN if isinstance(node.op, ast.Mod) else \
-                os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
+            return ''.join(map(of, node.values))
+        if isinstance(node, ast.FormattedValue) and not node.format_spec:
+            return of(node.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+            texts = [of(node.left), of(node.right)]
+            return os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
         if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
             number = literal(node.slice)
             return self.given[number - 1] if isinstance(number, int) and 0 < number <= len(self.given) else UNKNOWN
-        if isinstance(node, ast.Name) and node.id == '__file__' and id(node) in self.place:
-            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place[id(node)])
+        if named(node) == '__file__':
+            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place.get(id(node), UNKNOWN))
         if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
                 'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
-            return self.known(self.options[node.attr], deep - 1)
-        if isinstance(node, ast.Call) and name in ('getcwd', 'cwd'):
-            return '.'
-        if isinstance(node, ast.Call):
-            path = self.known(getattr(node.func, 'value', None), deep - 1)
-        elif isinstance(node, ast.Attribute) and node.attr == 'parent':
-            path, name = self.known(node.value, deep - 1), 'dirname'
-        elif isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            return self.known(values[0], deep - 1) if len(values) == 1 else UNKNOWN
-        if name == 'format':
-            return path.partition('{')[0] + UNKNOWN
-        if name in ('join', 'Path', 'PurePath', 'joinpath'):
-            return os.path.join(*[path] * (name == 'joinpath'), *texts) if texts else UNKNOWN
-        path = texts[0] if texts else path
-        if name == 'expanduser' and UNKNOWN in path.partition('/')[0]:
-            return UNKNOWN
-        if name in ('dirname', 'expanduser', 'expandvars'):
-            whole = name != 'dirname' or UNKNOWN not in path
-            return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
-        return path if name in PATHS else UNKNOWN
+            return of(self.options[node.attr])
+        if isinstance(node, ast.Attribute) and node.attr == 'parent':
+            return parent(of(node.value))
+        values = self.assigned(node) if isinstance(node, (ast.Name, ast.Attribute)) else []
+        return of(values[0]) if len(values) == 1 else text if isinstance(text, str) else UNKNOWN
 
     # --- what decides about a call
 

@@ -632,9 +632,6 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     ("print('cuda: %s' % local_rank)", 1, None),
     ("torch.cuda.set_device(args.local_rank)", 4, None),
     ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
-    ("device = torch.device('cuda')", 4, 'each rank uses GPU 0'),
-    ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'each rank uses GPU 0'),
-    ("import lightning\ndevice = 'cuda'", 4, None),
 ])
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
@@ -792,18 +789,15 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
     (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b'], 'a/b'),
     ("open('%s' % x)", [], None),
     ("np.load(Path(__file__).resolve().parent / 'x.npy')", [], os.getcwd() + '/x.npy'),
-    ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')), ("open('/no/' + name)", [], None),
-    ("open(os.path.expanduser(f'~{user}/x'))", [], None),
-    ("p = '/no'\ndef f(p):\n    open(p)\nf(1)", [], None), ("open('/no/x', 'w')", [], None),
-    ("if os.path.exists('/no'):\n    open('/no')", [], None), ("if not os.path.exists('/no'):\n    get()\nopen('/no')", [], None),
-    ("try:\n    open('/no')\nexcept OSError:\n    pass", [], None), ("torch.save(m, '/no/x')\nopen('/no/x')", [], None),
-    ("download()\nopen('/no')", [], None), ("def never():\n    open('/no')", [], None), ("os.chdir('x')\nopen('a/b')", [], None),
+    ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')),
+    ("open(os.path.expanduser(f'~{user}/x'))", [], None), ("open('/no/x', 'w')", [], None),
+    ("torch.save(m, '/no/x')\nopen('/no/x')", [], None), ("os.chdir('x')\nopen('a/b')", [], None),
 ])
-def test_what_a_program_reads_is_there(text, words, path):
+def test_what_a_program_reads_is_compared(text, words, path):
     report, found = findings.Report(0), parsed(text, words, {'DATA': '/d'})
     written, _, reads = found.paths()
     program.look_at_reads(report, found, reads, set(written))
-    assert [f'reads {path}, which does not exist' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
+    assert f'named {path}' in report.facts if path else not any('/no' in fact or 'a/b' in fact for fact in report.facts)
 
 
 @pytest.mark.parametrize('text, missing, reads', [
@@ -868,8 +862,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "def f(x, all=False):\n    if all:\n        dist.all_reduce(x)\nif rank == 0:\n    f(x)\nf(x, True)", None, ''),
     (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', "uses the rank as the GPU's number"),
     # --- ranks and groups
-    ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
-    ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
+    ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
     ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'a rank has only 3 seconds'),
     ("dist.init_process_group('gloo', timeout=timedelta(minutes=30))", None, ''),
     (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'only some ranks call barrier()'),
