@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
-import contextlib
 import difflib
 import functools
-import mmap
 import os
 import re
 
@@ -99,39 +97,39 @@ class LibraryProbe:
 
     def __init__(self, paths: list, plugins: 'Iterable[str]' = (),
                  fi_info: 'Callable[[], Optional[str]]' = lambda: None) -> None:
-        self.paths, self.plugins, self.fi_info = paths, plugins, functools.lru_cache()(fi_info)
-        self.found = {}  # type: dict
+        self.paths, self.plugins, self.fi_info = paths, list(plugins), functools.lru_cache()(fi_info)
 
+    @functools.lru_cache(None)
     def libraries(self, family: Family) -> list:
-        """The libraries of this family whose strings are usable, as elf.Library."""
-        if family.prefix not in self.found:
-            wanted = {library_kind(name + '.so') or name for name in family.libraries}
-            # a library without the family's constants where we look tells nothing
-            marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
-            self.found[family.prefix] = [library for library in elf.readable(
-                path for path in self.paths
-                if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted)
-                if family.prefix in TORCH or any(map(library.has_string, marks))]
-        return self.found[family.prefix]
+        """The libraries of this family that can be read."""
+        wanted = {library_kind(name + '.so') or name for name in family.libraries}
+        return list(elf.readable(
+            path for path in self.paths
+            if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted))
+
+    @functools.lru_cache(None)
+    def names(self, family: Family) -> set:
+        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
+        found = set()   # type: set
+        for library in self.libraries(family) * (family.prefix != 'FI_'):
+            found |= library.names(family.prefix)
+            for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_') * (family.prefix == 'MPICH_'):
+                found |= {family.prefix + name[len(prefix):] for name in library.names(prefix)}
+        for library in elf.readable(self.plugins if 'NCCL_' in family.prefix else ()):
+            found |= library.names(family.prefix)
+        return found
 
     def reads(self, name: str, family: Family) -> tuple:
         """(whether a library reads the variable, that library); (None, None) if unknown."""
-        library = next(iter(self.libraries(family)), None)
-        if family.prefix in TORCH:      # PyTorch's Python files and other packages read such names, too
-            return name in family.known or name in self.names(family) or None, None
+        library, names = next(iter(self.libraries(family)), None), self.names(family)
         if family.prefix == 'FI_':
             return self.fabric_reads(name, name in family.known, library)
-        names = [name]
-        if family.prefix == 'MPICH_':
-            names += [prefix + name[len('MPICH_'):] for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_')]
-        plugins = elf.readable(self.plugins if 'NCCL_' in family.prefix else ())
-        for asked in ([library] if library else []) + list(plugins):
-            # an unknown name may be at the end of a message, but not of another name
-            if any(asked.has_string(text, b'' if name in family.known else br'\W') for text in names):
-                return True, asked.path
+        # PyTorch's Python files and other packages read such names, too
+        if name in names or family.prefix in TORCH and name in family.known:
+            return True, None
         # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names in full
         # (maint/extractcvars); how Cray MPICH stores its own has not been seen
-        if not library or family.prefix == 'HSA_' or \
+        if not library or not names & set(family.known) or family.prefix in TORCH + ('HSA_',) or \
                 family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
             return None, None
         return False, library.path
@@ -139,36 +137,15 @@ class LibraryProbe:
     def fabric_reads(self, name: str, known: bool, library: 'Optional[elf.Library]') -> tuple:
         """reads() for libfabric; `known`: whether the table has the name."""
         if not known and re.search(r'\b%s\b' % re.escape(name), self.fi_info() or ''):
-            return True, 'fi_info -e'
+            return True, None
         prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
         if not library or not library.has_string(mark):
             return None, None
         # some variables are read by their full names (prov/cxi/src/cxip_curl.c). Many constants end in 'size': an
         # unknown name must be a whole one.
-        found = any(library.has_string(text, b'' if known else b'\0') for text in (name, name[len(prefix):].lower()))
+        found = any(library.has_string(text, not known) for text in (name, name[len(prefix):].lower()))
         # a known name that is not in the core may be in a provider's own file
         return (found, library.path) if found or prefix == 'FI_CXI_' or not known else (None, None)
-
-    def names(self, family: Family) -> set:
-        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
-        paths = () if family.prefix == 'FI_' else tuple(library.path for library in self.libraries(family))
-        return set().union(*(strings(path, family.prefix) for path in paths))
-
-
-@functools.lru_cache()
-def strings(path: str, prefix: str) -> frozenset:
-    """Names with this prefix in the file, each followed by a null byte. A pattern alone would take 30 s for 400 MB."""
-    found = set()
-    # empty or unreadable: the import reports it
-    with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        place = text.find(prefix.encode(), 1)
-        while place >= 0:
-            match = re.match(br'\W([A-Z0-9_]+)\0', text[place - 1:place + 80], re.DOTALL)
-            if match:
-                found.add(match.group(1).decode())
-            place = text.find(prefix.encode(), place + 1)
-    return frozenset(found)
 
 
 def one_edit(name: str, other: str) -> bool:

@@ -314,16 +314,15 @@ def test_a_plot(capsys, files, tmp_path):
 
 @pytest.mark.parametrize('seen, local_rank, said', [
     (0, 0, 'sees no GPU'), (2, 2, 'is local rank 2, but sees only 2 GPUs: start one rank per GPU'), (1, 3, 0), (4, 3, 3)])
-def test_gpu_of_a_rank(monkeypatch, seen, local_rank, said):
+def test_gpu_of_a_rank(seen, local_rank, said):
     """The device, or what is wrong with the job."""
     cuda = types.SimpleNamespace(device_count=lambda: seen, set_device=lambda device: None)
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda, device=lambda kind, number: number))
-    job = types.SimpleNamespace(name='rank 5 on nid1', local_rank=local_rank)
+    torch = types.SimpleNamespace(cuda=cuda, device=lambda kind, number: number)
     if isinstance(said, int):
-        assert measuring.Job.gpu(job) == said
+        assert measuring.choose_gpu(torch, 'rank 5 on nid1', local_rank) == said
     else:
         with pytest.raises(measuring.BenchError, match=said):
-            measuring.Job.gpu(job)
+            measuring.choose_gpu(torch, 'rank 5 on nid1', local_rank)
 
 
 def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypatch):
