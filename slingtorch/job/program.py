@@ -22,8 +22,6 @@ ENDS, LISTED = 64 << 10, 20000
 MISSING = 'No module named|cannot open shared object'
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
-# options that name what a program reads
-INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 # variables that name the rank or its place, so that they differ, or belong to the launcher
 PER_RANK = re.compile(r'.*(RANK|LOCALID|PROCID|NODEID|HOST|NODE|VISIBLE|_PID)|(SLURM|PMI|PMIX|PALS|OMPI|MPI|HYDRA|PBS|'
                       r'SLINGTORCH|MASTER|TORCHELASTIC)_|(HOME|PWD|TMPDIR|TMP|TEMP|PATH)$', re.I)
@@ -129,25 +127,14 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **written)
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None
                        for path, node in made.items()}
-    look_at_variables(report, program, details)
+    details['reads'] = [name for name in program.variables()
+                        if not PER_RANK.match(name) and '/' not in environ.get(name, '')]
     look_at_reads(report, program, reads, set(details['written']))
     details['mpi'] = any(re.search(b'mpi4py|horovod|slingmpi', content) for content in program.files.values())
     details['compiles'] = any(map(rules.compiles, program.nodes))
     details['extension'] = any('cpp_extension' in one for one in program.imports)
     details['workers'] = any(called(node) == 'DataLoader' and word == 'num_workers' and literal(value) != 0
                              for node in program.calls for word, value in keywords(node).items())
-
-
-def look_at_variables(report: 'Report', program: 'Program', details: dict) -> None:
-    """Variables that the program reads: report those not set; list in the details those that ranks must share."""
-    details['reads'] = []
-    for name, must in sorted(program.variables().items()):
-        value = program.environ.get(name)
-        if value is None and must:
-            report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (
-                program.where(must[0]), name), "export %s before srun" % name)
-        if not PER_RANK.match(name) and '/' not in (value or ''):
-            details['reads'].append(name)
 
 
 def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
@@ -165,15 +152,8 @@ def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: se
 
 def look_at_arguments(report: 'Report', words: list) -> None:
     """The paths among the arguments of the script."""
-    paths = [(option, value) for option, value in arguments_of(program_of(words)[2])
-             if value and '://' not in value and not OUTPUT.match(option)]
-    look_at_paths(report, 'argument', [value for _, value in paths])
-    for option, value in paths:
-        # anything else that is missing may be a name or a pattern, or the program may create it
-        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.exists(value):
-            report.add('yellow', 'script', "%s: %s%s does not exist on this node" % (
-                option, value, ', a link, leads to what' * os.path.islink(value)),
-                       "correct the path, or put it on a file system that all nodes have")
+    look_at_paths(report, 'argument', [value for option, value in arguments_of(program_of(words)[2])
+                                       if value and '://' not in value and not OUTPUT.match(option)])
 
 
 def listing(directory: str) -> str:

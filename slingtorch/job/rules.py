@@ -18,9 +18,6 @@ COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatt
 OF_FSDP = ('state_dict', 'full_tensor', 'clip_grad_norm_', 'get_model_state_dict', 'get_state_dict', 'backward')
 DDP, FSDP = {'DistributedDataParallel', 'DDP'}, {'FullyShardedDataParallel', 'FSDP', 'fully_shard'}
 FRAMEWORKS = re.compile('accelerat|lightning|deepspeed|horovod|ignite|composer', re.I)
-# modules with parameters
-LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?|LSTM|GRU|RNN|Transformer\w*|'
-                    r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
 # calls whose result does not depend on the order of their arguments' elements, some that keep it, and some in a loop
 # that do something in its order
 UNORDERED = re.compile('.*sort|(len|sum|min|max|any|all|set|frozenset|bool|isinstance|print|debug|info|warning)$')
@@ -28,10 +25,8 @@ KEEP = ('list', 'tuple', 'map', 'filter', 'iter', 'reversed')
 ORDERED = ('append', 'extend', 'insert', 'setattr', 'add_module', 'register_module', 'setdefault') + COLLECTIVES
 # calls in which the order of a set matters; other functions may want a set
 INDEXES = ('enumerate', 'zip', 'next', 'tensor', 'array', 'join')
-# functions with which all ranks would write or remove the same file
-ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
-        'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
-        'makedirs': 'make', 'symlink': 'make', 'symlink_to': 'make'}
+# functions with which all ranks would write the same file, and the number of the argument that is its path
+SAVERS = {'save': 1, 'save_file': 1, 'save_pretrained': 0}
 # calls that draw random numbers, and names of what sets a seed
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 # names of values that differ from rank to rank
@@ -139,28 +134,13 @@ def order(program: 'Program') -> 'Iterator[tuple]':
             yield node, "only some ranks call %s(): %s" % (
                 '%s(), which calls %s' % (name, calls) if calls else name, "the parameters of the others do not change"
                 if name == 'step' else "they wait for the others"), "have all ranks call it"
-        if name in ONCE and not program.for_one_rank(node):
-            yield from once(program, node, name, ONCE[name])
+        at = SAVERS.get(name, 9) if name != 'save' or owner(node) == 'torch' else 9
+        if len(node.args) > at and not program.for_one_rank(node) and not re.search(
+                'rank|pid|host|uuid|LOCALID|temp|job', program.words(node.args[at]), re.I):
+            yield node, "all ranks write the same file with %s()" % name, "if dist.get_rank() == 0: %s(...)" % name
         if literal(words.get('download')) is True and not program.for_one_rank(node):
             yield node, "all ranks download the same data set with %s()" % name, \
                 "download on local rank 0, then call barrier()"
-
-
-def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
-    """A file or directory that all ranks write, rename, remove or make."""
-    paths = node.args[:2]
-    if name in ('replace', 'move', 'remove') and owner(node) not in ('os', 'shutil'):
-        return      # of a text, or of a list
-    if name == 'save':
-        paths = node.args[1:2] * (owner(node) == 'torch')
-    elif what != 'write' and owner(node) not in ('os', 'shutil', ''):
-        paths = [node.func.value] if isinstance(node.func, ast.Attribute) else []     # of a Path
-    text = ' '.join(map(program.words, paths))
-    harmless = what == 'make' and (literal(keywords(node).get('exist_ok')) or program.optional(node))
-    if paths and not harmless and (what == 'write' or any(map(program.directory, paths))) and not re.search(
-            'rank|pid|host|uuid|LOCALID|temp|job|tmpdir', text, re.I):
-        yield node, "all ranks %s the same %s with %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
-            name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
 
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
@@ -260,25 +240,8 @@ def elements(program: 'Program') -> 'Iterator[tuple]':
 
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
-    """Parameters that DistributedDataParallel does not see, and steps that bypass it."""
-    wraps = [node for node in program.calls if called(node) in DDP]
-    if wraps and not any(literal(keywords(node).get(word)) for node in wraps
-                         for word in ('find_unused_parameters', 'static_graph')):
-        read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
-                if not isinstance(getattr(part, 'ctx', None), ast.Store)}
-        for part in program.nodes:
-            target = part.targets[0] if isinstance(part, ast.Assign) else None      # type: Any
-            if not isinstance(target, ast.Attribute) or named(target.value) != 'self' or not LAYERS.match(
-                    called(part.value)):
-                continue
-            above = [one for one, _ in program.around(part) if isinstance(one, ast.ClassDef)] + [part]
-            inside = list(ast.walk(above[0]))
-            if target.attr not in read and getattr(above[0], 'name', '') in program.used and any(
-                    getattr(one, 'name', '') == 'forward' for one in inside) and not {
-                        'children', 'modules', 'named_children', 'named_modules', 'getattr'} & set(map(called, inside)):
-                yield part, "forward() does not use self.%s: DistributedDataParallel stops at the second step" % (
-                    target.attr), "remove it, or use DistributedDataParallel(find_unused_parameters=True)"
-    for node in wraps:
+    """Steps that bypass DistributedDataParallel."""
+    for node in filter(lambda node: called(node) in DDP, program.calls):
         inner = named(node.args[0]) if node.args and isinstance(node.args[0], ast.Name) else ''
         outer = {named(target) for target in getattr(program.above.get(id(node)), 'targets', ())} - {''}
         for call in program.calls if outer else ():

@@ -83,13 +83,13 @@ def literal(node: 'Any') -> 'Any':
 
 
 def variable(node: 'Any') -> 'Optional[tuple]':
-    """(name of the environment variable that an expression reads, its default, whether the variable must be set)."""
-    name, default, must = None, None, False     # type: Any, Any, bool
+    """(name of the environment variable that an expression reads, its default)"""
+    name, default = None, None     # type: Any, Any
     if isinstance(node, ast.Subscript) and named(node.value) == 'environ' and isinstance(node.ctx, ast.Load):
-        name, must = literal(node.slice), True
+        name = literal(node.slice)
     elif called(node) == 'getenv' or called(node) == 'get' and owner(node) == 'environ':
         name, default = (list(map(literal, node.args[:1])) + [None])[0], (node.args + [None, None])[1]
-    return (name, default, must) if isinstance(name, str) else None
+    return (name, default) if isinstance(name, str) else None
 
 
 def parent(path: str) -> str:
@@ -463,16 +463,6 @@ class Program:
             if code and not self.optional(node):
                 yield node, code
 
-    def variables(self) -> dict:
-        """{environment variable that the program reads: [where it must be set, else the program ends]}"""
-        texts, reads, found = [], {}, {}    # type: list, dict, dict
-        for node in self.nodes:
-            texts.append(node.arg if isinstance(node, ast.keyword) else literal(node))
-            name, _, must = variable(node) or ('', None, False)
-            if name:
-                reads.setdefault(name, []).append(node if must and not self.optional(node) else None)
-        for name, nodes in reads.items():
-            # who names a variable elsewhere, too, sets it or asks for it
-            asks = texts.count(name) > len(nodes) or 'load_dotenv' in self.names
-            found[name] = [node for node in nodes if node and not asks]
-        return found
+    def variables(self) -> list:
+        """The environment variables that the program reads."""
+        return sorted({read[0] for read in map(variable, self.nodes) if read})

@@ -691,18 +691,6 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     assert facts[f'argument {tmp_path}'].startswith('a directory of 1, ') and facts['argument 3'] == 'No such file or directory'
 
 
-@pytest.mark.parametrize('words, said', [
-    (['--data', '/no/such'], True), (['model.config=./no.yaml'], True), (['--data', '/'], False),
-    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False), (['--data', './link'], True),
-])
-def test_data_that_is_not_there(words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'link').symlink_to('nothing')
-    report = findings.Report(0)
-    program.look_at_arguments(report, ['train.py', *words])
-    assert [' does not exist on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
-
-
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
     (tmp_path / 'gone').mkdir()
     monkeypatch.chdir(tmp_path / 'gone')
@@ -800,23 +788,15 @@ def test_what_a_program_reads_is_compared(text, words, path):
     assert f'named {path}' in report.facts if path else not any('/no' in fact or 'a/b' in fact for fact in report.facts)
 
 
-@pytest.mark.parametrize('text, missing, reads', [
-    ("seed = int(os.environ['SEED'])", True, ['SEED']),
-    ("seed = os.environ.get('SEED', 1)", False, ['SEED']), ("seed = os.getenv('SEED')", False, ['SEED']),
-    ("os.environ.setdefault('SEED', '1')\nseed = os.environ['SEED']", False, ['SEED']), ("os.environ['SEED'] = '1'", False, []),
-    ("if 'SEED' in os.environ:\n    seed = os.environ['SEED']", False, ['SEED']), ("os.environ['SLURM_PROCID']", True, []),
-    ("try:\n    os.environ['SEED']\nexcept KeyError:\n    pass", False, ['SEED']), ("os.environ['HERE']", False, ['HERE']),
-    ("def never():\n    os.environ['SEED']", False, ['SEED']), ("os.environ['DIR']", False, []),
+@pytest.mark.parametrize('text, reads', [
+    ("seed = int(os.environ['SEED'])", ['SEED']), ("seed = os.environ.get('SEED', 1)", ['SEED']),
+    ("seed = os.getenv('SEED')", ['SEED']), ("os.environ['SEED'] = '1'", []),
 ])
-def test_variables_that_a_program_reads(text, missing, reads):
-    report, details = findings.Report(0), {}
-    program.look_at_variables(report, parsed(text, [], {'HERE': '1', 'DIR': '/tmp'}), details)
-    assert ['which is not set' in said for said in of_level(report, 'yellow', 'variable')] == [True] * missing
-    assert details['reads'] == reads
+def test_variables_that_a_program_reads(text, reads):
+    assert parsed(text).variables() == reads
 
 
 LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
-NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
 
@@ -869,9 +849,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'only some ranks call backward()'),
     (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'only some ranks call state_dict()'),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", None, ''),
-    (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename the same file'), (GROUP + "a.replace('b', 'c')", None, ''),
-    (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make the same directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
-    (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove the same'),
     # --- data
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'does not fit the 4 ranks'),
     (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
@@ -894,10 +871,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
      "self.add_module(n, f(n))", 'yellow', 'the order of a set'),
     (GROUP + "c = Config({'a', 'b'})\n{n for n in {'a', 'b'}}\n[n for n in {'a', 'b'}]", None, ''),
     # --- gradients
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'forward() does not use self.b'),
-    (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.b(self.a(x))') + "DDP(Net())", None, ''),
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net(), find_unused_parameters=True)", None, ''),
     (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nwith torch.no_grad():\n    loss = m.module(x) + net(x)", None, ''),
@@ -905,10 +878,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     ("import os\ndef alone():\n    dist.init_process_group('gloo', rank=0)\nif 'RANK' not in os.environ:\n    alone()",
      'yellow', 'rank=0'),
     ("@dataclass\nclass Config:\n    backend: str = 'nccl'\nc = Config(backend='gloo')\ndist.init_process_group(c.backend)", None, ''),
-    (GROUP + "'a/b'.replace('/', '-')", None, ''), (GROUP + "(folder / 'log.txt').open('a')", None, ''),
+    (GROUP + "(folder / 'log.txt').open('a')", None, ''),
     (GROUP + "if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
-    (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    os.makedirs('x')", None, ''),
+    (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    torch.save(x, 'x')", None, ''),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
     (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
