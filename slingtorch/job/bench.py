@@ -76,7 +76,8 @@ def choose_gpu(torch: 'Any', name: str, local_rank: int) -> 'Any':
     if seen == 0:
         raise BenchError("%s sees no GPU: ask the scheduler for GPUs (Slurm: --gpus-per-node)" % name)
     if seen > 1 and local_rank >= seen:
-        raise BenchError("%s is local rank %d, but sees only %d GPUs: start one rank per GPU" % (name, local_rank, seen))
+        raise BenchError("%s is local rank %d, but sees only %d GPUs: start one rank per GPU"
+                         % (name, local_rank, seen))
     device = torch.device('cuda', local_rank if seen > 1 else 0)
     torch.cuda.set_device(device)
     return device

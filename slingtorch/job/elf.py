@@ -69,8 +69,8 @@ class Library:
         :param whole: it must be a whole constant, so that chance endings do not match
         """
         wanted = text.encode() + b'\0'
-        return any(self.data.find(b'\0' * whole + wanted, begin, end) != -1 or self.data[begin:begin + len(wanted)] == wanted
-                   for begin, end in self._constants())
+        return any(self.data.find(b'\0' * whole + wanted, begin, end) != -1 or
+                   self.data[begin:begin + len(wanted)] == wanted for begin, end in self._constants())
 
     @functools.lru_cache(None)
     def names(self, prefix: str) -> set:

@@ -34,8 +34,8 @@ EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir
 PDEATHSIG = 1   # PR_SET_PDEATHSIG (linux/prctl.h)
 # Calls before an import that leave it certain. Others may provide the module, or start another program (exec). An exit
 # under a condition counts here, since a training does not end there on all ranks.
-IDLE = ('print', 'write', 'flush', 'exit', '_exit', 'quit', 'filterwarnings', 'simplefilter', 'basicConfig', 'getLogger',
-        'get', 'getenv', 'int', 'str', 'len')
+IDLE = ('print', 'write', 'flush', 'exit', '_exit', 'quit', 'filterwarnings', 'simplefilter', 'basicConfig',
+        'getLogger', 'get', 'getenv', 'int', 'str', 'len')
 
 
 class Trial:
@@ -120,7 +120,8 @@ def changes_path(node: 'Any') -> bool:
     """Whether a statement changes sys.path or os.environ, also under one condition: if PATH not in sys.path."""
     if isinstance(node, ast.If):
         return not node.orelse and all(map(changes_path, node.body))
-    changed = getattr(node, 'targets', None) or [getattr(node, 'target', getattr(getattr(node, 'value', 0), 'func', None))]
+    called = getattr(getattr(node, 'value', None), 'func', None)
+    changed = getattr(node, 'targets', None) or [getattr(node, 'target', called)]
     return isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and any(
         is_path(part) or syntax.named(part) == 'environ' for one in changed if one for part in ast.walk(one))
 

@@ -87,8 +87,8 @@ def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -
     if gpus and len(gpus) < program.local and any(
             re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
             for words in map(program.words, program.gpu_numbers())):
-        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d ranks of "
-                   "this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d "
+                   "ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
                    "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
                    "SLINGTORCH_GPU_VISIBILITY")
 

@@ -97,9 +97,9 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
                 "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
             key, text = str(program.value(getattr(target, 'slice', None))), str(literal(value))
-            own = program.environ.get(key)
-            if named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant) and text != own and \
-                    key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and not perhaps:
+            own, sets = program.environ.get(key), named(getattr(target, 'value', None)) == 'environ'
+            if sets and isinstance(value, ast.Constant) and text != own and not perhaps and \
+                    key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'):
                 yield node, "sets %s='%s', but this job has %s" % (key, text, own), \
                     "remove it: conda-python-distributed sets it"
             if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(

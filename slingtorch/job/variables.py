@@ -56,7 +56,7 @@ def family_of(name: str, families: list) -> 'Optional[Family]':
 
 
 def wrong_number(words: list, value: str) -> str:
-    """As wrong_value() for a number, as strtol(3) reads it; `words`: the range, and a number out of it that is valid."""
+    """As wrong_value() for a number, as strtol(3) reads it; `words`: the range, and one valid number out of it."""
     match = re.match(r'\s*([-+]?(0[xX][0-9a-fA-F]+|[0-9]+))', value)
     if not match:
         return 'is not a whole number'
