@@ -139,14 +139,13 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 
 def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
     """Note the contents of the paths that the program reads, for a comparison."""
-    paths = {path: node for path, node in reads.items() if path not in written and not (
-        'chdir' in program.names and not os.path.isabs(path))}
+    paths = {path for path in reads if path not in written and (os.path.isabs(path) or 'chdir' not in program.names)}
     for name in program.variables():
         value = program.environ.get(name, '')
         if os.path.isabs(value) and not PER_RANK.match(name) and not re.search('SCRATCH|CACHE|TMP|WORK', name) and not (
                 OUTPUT.match(name) or any((path + '/').startswith(value.rstrip('/') + '/') for path in written)):
-            paths.setdefault(value, None)
-    look_at_paths(report, 'named', sorted(path for path, node in paths.items() if node or os.path.isabs(path) or '.' in
+            paths.add(value)
+    look_at_paths(report, 'named', sorted(path for path in paths if os.path.isabs(path) or '.' in
                                           os.path.basename(path) or os.path.exists(path))[:ARGUMENTS])
 
 

@@ -416,22 +416,22 @@ class Program:
 
     def paths(self) -> tuple:
         """
-        ({path that the program writes to: option or line}, {directory that it makes: the call}, {path that it reads:
-        the call, or None if the path is only a text}); of a path to write or make, it may be only the known part.
+        ({path that the program writes to: option or line}, {directory that it makes: the call}, paths that it reads or
+        names); of a path to write or make, it may be only the known part.
         """
         written = {value: option for option, value in self.arguments
                    if OUTPUT.match(option) and ('/' in value or os.path.isdir(value))}
-        made, read = {}, {}     # type: dict, dict
+        made, read = {}, set()  # type: dict, set
         for name, default in self.options.items():
             if OUTPUT.match(name) and id(default) in self.place and '/' in self.directory(default):
                 written.setdefault(self.directory(default), self.where(default))
         for node in self.nodes:
             value, name = literal(node), called(node)
             if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
-                read.setdefault(value, None)
+                read.add(value)
             if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
                 continue
-            words, found = keywords(node), []     # type: dict, list
+            words = keywords(node)
             method = isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
             at = [getattr(node.func, 'value', None)] if method else node.args[:1]   # type: Any
             writes = bool(re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1])))))
@@ -442,15 +442,12 @@ class Program:
             elif name in WRITERS + ('write_text', 'write_bytes') or name in ('open', 'save') and not method and writes:
                 written.setdefault(next(filter(None, map(self.directory, at)), ''), self.where(node))
             elif name in READERS and not method or name in LISTINGS + ('read_text', 'read_bytes'):
-                found = [(self.text(part), node) for part in at]
-            found += [(self.text(part), None) for part in node.args if not isinstance(part, ast.Constant)]
-            for (path, whole), call in found:
-                path = re.split(r'[^/]*[*?\[]', path)[0]
-                if whole and path and (call or '/' in path):
-                    read[path] = call or read.get(path)
+                read.update(path for path, whole in map(self.text, at) if whole)
+            texts = [self.text(part) for part in node.args if not isinstance(part, ast.Constant)]
+            read.update(path for path, whole in texts if whole and '/' in path)
         return tuple({path.rstrip('/') or path: what for path, what in paths.items() if (path or paths is made)
                       and not re.match('/(dev|proc|sys)/', path) and '://' not in path and '\n' not in path}
-                     for paths in (written, made, read))
+                     for paths in (written, made, dict.fromkeys(re.split(r'[^/]*[*?\[]', path)[0] for path in read)))
 
     def late(self) -> 'Iterator[tuple]':
         """Modules that the program imports later, in functions or conditions: (node, statements that import it)."""

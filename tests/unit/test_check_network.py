@@ -774,7 +774,7 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
 @pytest.mark.parametrize('text, words, path', [
     ("torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", [], '/d/x.pt'), ("ROOT = '/d'\nopen(f'{ROOT}/a.txt')", [], '/d/a.txt'),
     ("open(os.getenv('NO', '/n') + '/x')", [], '/n/x'), (PARSER + "open(args.data + '/x')", ['--data', '/z'], '/z/x'),
-    (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b'], 'a/b'),
+    (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b.npy'], 'a/b.npy'),
     ("open('%s' % x)", [], None),
     ("np.load(Path(__file__).resolve().parent / 'x.npy')", [], os.getcwd() + '/x.npy'),
     ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')),
