@@ -51,38 +51,38 @@ def group(program: 'Program') -> 'Iterator[tuple]':
         words = keywords(node)
         backend = value(words.get('backend', (node.args + [None])[0]))
         # if there are several, or a condition decides, this job need not call this one
-        if program.chosen(node) or not program.reached(node) or 'store' in words or backend == 'fake':
+        if program.chosen(node) or 'store' in words or backend == 'fake':
             continue
         sure = '!' * program.certain(node)
-        size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out (default: RANK)"
-        if isinstance(size, int) and size > 0 and size != program.world:
-            yield node, sure + "init_process_group(world_size=%d), but this job has %d ranks" % (size, program.world), \
-                "leave world_size and rank out: they are read from WORLD_SIZE and RANK"
+        size, rank = value(words.get('world_size')), literal(words.get('rank'))
+        method = str(literal(words.get('init_method')))
+        master, host = program.environ.get('MASTER_ADDR'), re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
+        own = host and re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
+        for wrong, text in (
+                (isinstance(size, int) and size > 0 and size != program.world,
+                 sure + "init_process_group(world_size=%s), but this job has %d ranks" % (size, program.world)),
+                (type(rank) is int and rank >= 0 and program.world > 1,
+                 sure + "all %d ranks call init_process_group(rank=%s)" % (program.world, rank)),
+                (program.several and 'device_count' in program.words(words.get('world_size')),
+                 "init_process_group() uses the number of GPUs on a node as the number of ranks in the job"),
+                (program.several and re.search(LOCAL, program.words(words.get('rank')), re.I),
+                 "init_process_group() uses the local rank as the rank"),
+                (program.several and method.startswith('file:'),
+                 "init_method='%s' works only if all nodes share this file, its file system supports locks, and no "
+                 "earlier job has left the file behind" % method),
+                (program.several and host and host.group(1) != master,
+                 (sure if own else '') + "init_method='%s' means %s, but MASTER_ADDR=%s" % (
+                     method, 'another host on each node' if own else 'a fixed host', master))):
+            if wrong:
+                yield node, text, "leave world_size, rank and init_method out: they are read from the environment"
         if backend == 'nccl' and not program.gpus:
             yield node, sure + "init_process_group('nccl'), but this rank sees no GPU", \
                 "ask for GPUs, or use 'gloo' if torch.cuda.is_available() is false"
-        if re.search('device_count', program.words(words.get('world_size'))) and program.several:
-            yield node, "init_process_group() uses the number of GPUs on a node as the number of ranks in the job", \
-                "leave world_size out: it is read from WORLD_SIZE"
-        if type(rank) is int and rank >= 0 and program.world > 1:
-            yield node, sure + "all %d ranks call init_process_group(rank=%d)" % (program.world, rank), leave
-        if program.several and re.search(LOCAL, program.words(words.get('rank')), re.I):
-            yield node, "init_process_group() uses the local rank as the rank", leave
         for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
             time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
             if isinstance(time, (int, float)) and time < least:
                 yield node, "a rank has only %g %s to reach a collective" % (time, word), \
                     "raise timeout: another rank may be writing a checkpoint, or compiling"
-        method, master = str(literal(words.get('init_method'))), program.environ.get('MASTER_ADDR')
-        host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
-        if program.several and method.startswith('file:'):
-            yield node, "init_method='%s' works only if all nodes share this file, its file system supports locks, " \
-                "and no earlier job has left the file behind" % method, "leave it out"
-        elif program.several and host and host.group(1) != master:
-            own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
-            yield node, "%sinit_method='%s' means %s, but MASTER_ADDR=%s" % (
-                sure if own else '', method, 'another host on each node (localhost)' if own else 'a fixed host',
-                master), "leave init_method out: the default (env://) reads MASTER_ADDR"
 
 
 def ranks(program: 'Program') -> 'Iterator[tuple]':
@@ -90,7 +90,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
         # a program may be for both: with a launcher, and without one
-        perhaps = isinstance(node, (ast.Assign, ast.Call)) and (program.optional(node) or program.chosen(node))
+        perhaps = isinstance(node, (ast.Assign, ast.Call)) and program.chosen(node)
         if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and not perhaps:
             yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
                 "node: each rank would start its own set" % program.local, \

@@ -315,9 +315,9 @@ class Program:
             for node, above in zip(around, around[1:] + [None]))
 
     def chosen(self, node: 'ast.AST', *more: type) -> bool:
-        """Whether a condition in its function decides about a node; main_block() is none."""
-        return any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and not main_block(above)
-                   for above, _ in self.around(node))
+        """Whether a condition decides about a node, beside main_block(), or nothing uses its function."""
+        return not self.reached(node) or any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and
+                                             not main_block(above) for above, _ in self.around(node))
 
     def certain(self, call: 'ast.AST', deep: int = 4) -> bool:
         """Whether the script itself comes to a call in any case."""
