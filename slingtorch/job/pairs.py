@@ -285,9 +285,12 @@ class Keeper:
 
 
 def keep(environ: 'Any', seconds: float) -> Keeper:
-    """A keeper, after all processes have come. :raises NotMet, ImportError: there is no store"""
+    """A keeper, after all processes have come. :raises NotMet: there is no store"""
     begin = time.monotonic()
-    import torch.distributed    # noqa: F401
+    try:
+        import torch.distributed    # noqa: F401
+    except Exception as err:    # an installation may be broken in any way
+        raise meet.NotMet(first_lines(err))
     keeper = Keeper(meet.Store(environ, seconds))
     keeper.imported = time.monotonic() - begin
     nodes = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE'])

@@ -10,6 +10,7 @@ same time, over process groups of the backend that a training uses (pairs.py).
 """
 import argparse
 import collections
+import contextlib
 import signal
 import statistics
 import sys
@@ -141,10 +142,10 @@ def conduct(machine: Machine, out: 'Any', seen: int, args: 'Any') -> int:
     environ, begin = machine.environ, time.monotonic()
     try:
         keeper = pairs.keep(environ, seconds_to_wait(environ))
-    except (meet.NotMet, ImportError, OSError) as err:
+        keeper.measure(args.rounds)
+    except meet.NotMet as err:
         raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
             environ['MASTER_ADDR'], environ['MASTER_PORT'], one_line(err)[:600]))
-    keeper.measure(args.rounds)
     lanes = list(keeper.lanes.values())
     kind, expected, said_of = keeper.kind, dict(args.reference), {said['number']: said for said in lanes}
     names = [one_line(said_of[number]['node']) for number in sorted(said_of)]
@@ -198,7 +199,8 @@ def conduct(machine: Machine, out: 'Any', seen: int, args: 'Any') -> int:
             node['name'] + '\n' for node in nodes if node['good'] == good and ' ' not in node['name'])
             for suffix, good in (('.vetted', True), ('.cordon', False))})
     failed = not all(node['good'] for node in nodes)
-    keeper.tell('01'[failed])
+    with contextlib.suppress(meet.NotMet):
+        keeper.tell('01'[failed])
     return 1 if failed else 0
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from slingtorch.commands.check import reference_options
-from slingtorch.job import meet, messages, pairs, records, vet
+from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -206,6 +206,13 @@ def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='
     vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
         rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
     return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
+
+
+def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
+    with pytest.raises(gather.PeerLost, match='nodes cannot meet at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: Mod.*torch'):
+        vet.run(Machine(ALONE, str(tmp_path)), sys.stdout, argparse.Namespace(rounds=1))
 
 
 @pytest.mark.parametrize('figure, rates, references, word', [
