@@ -28,23 +28,22 @@ ROUNDS = 8
 OF_LINE_RATE = {'nccl': 0.5, 'gloo': node.SLOW_LINK}
 
 
-def judge(lanes: list, speeds: list) -> tuple:
+def judge(lanes: list, speeds: list, kind: str) -> tuple:
     """
     Decide which nodes are good.
 
     :param lanes: first messages of the processes of pairs.py, each with the 'number' of its node
     :param speeds: see pairs.Keeper
+    :param kind: the backend that most use
     :return: ({number of a bad node: why}, {number of a node: GB/s of the best pairs of its processes}, {lane: why it
         was not tested})
     """
     wrong, figures, untested = {}, collections.Counter(), {}  # type: dict, Any, dict
     for lane in sorted({said['lane'] for said in lanes}):
         told = {said['number']: said for said in lanes if said['lane'] == lane}
-        kinds = collections.Counter(said['backend'] for said in told.values() if said['ready'])
-        if not kinds and all(said['absent'] for said in told.values()):
+        if all(said['absent'] for said in told.values()):
             untested[lane] = collections.Counter(said['error'] for said in told.values()).most_common(1)[0][0]
             continue
-        kind = kinds.most_common(1)[0][0] if kinds else 'the backend'
         for number, said in told.items():
             if not said['ready']:
                 wrong.setdefault(number, "fails: %s does not start: %s" % (kind, said['error']))
@@ -151,7 +150,7 @@ def conduct(machine: Machine, out: 'Any', seen: int, args: 'Any') -> int:
     names = [one_line(said_of[number]['node']) for number in sorted(said_of)]
     rates = {number: {one_line(card): float(rate) for card, rate in said['rates'].items()
                       if isinstance(rate, (int, float))} for number, said in said_of.items()}
-    wrong, figures, not_tested = judge(lanes, keeper.speeds)
+    wrong, figures, not_tested = judge(lanes, keeper.speeds, kind or 'the backend')
     # a GPU uses at most one card
     measured = {number: len({entry[0] for entry in keeper.speeds if number in entry[1:3]}) for number in figures}
     reach = {number: min(sum(cards.values()), max(cards.values(), default=0.0) * measured.get(number, 0))

@@ -36,7 +36,7 @@ def speeds(slow=(), failing=(), one_direction=False, without=(), lane=0):
 
 
 def test_a_sound_backend():
-    assert vet.judge(nodes(), speeds()) == ({}, dict.fromkeys(range(6), 10.0), {})
+    assert vet.judge(nodes(), speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {})
 
 
 @pytest.mark.parametrize('planted, says', [
@@ -45,7 +45,7 @@ def test_a_sound_backend():
     (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
 ])
 def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
-    wrong, _, untested = vet.judge(nodes(), planted)
+    wrong, _, untested = vet.judge(nodes(), planted, 'gloo')
     assert list(wrong) == [2] and says in wrong[2] and not untested
 
 
@@ -53,7 +53,7 @@ def test_one_slow_gpu_is_named():
     lanes = [said(number, lane=lane, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane))
              for number in range(6) for lane in range(4)]
     found = sum([speeds(slow=[4] if lane == 2 else [], lane=lane) for lane in range(4)], [])
-    wrong, figures, _ = vet.judge(lanes, found)
+    wrong, figures, _ = vet.judge(lanes, found, 'nccl')
     assert wrong == {4: 'nccl, GPU 2 (0000:21:00.0), slow: best pair 1.00 GB/s, median 10.00 GB/s'}
     assert figures[0] == 40 and figures[4] == 31
 
@@ -65,16 +65,16 @@ def test_one_slow_gpu_is_named():
     ({'backend': 'nccl'}, 'fails: its PyTorch uses nccl, the others use gloo'),
 ])
 def test_a_backend_that_does_not_start_on_one_node(different, says):
-    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]))
+    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]), 'gloo')
     assert wrong == {3: says} and len(figures) == 5 and not untested
 
 
 def test_what_starts_nowhere():
     absent = [said(number, lane=1, ready=False, error='no GPU 1', absent=True) for number in range(6)]
-    assert vet.judge(nodes() + absent, speeds()) == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
+    assert vet.judge(nodes() + absent, speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
     # it was tried, and is certain
     broken = [said(number, ready=False, error='ImportError: libmkl.so') for number in range(6)]
-    assert set(vet.judge(broken, [])[0]) == set(range(6))
+    assert set(vet.judge(broken, [], 'gloo')[0]) == set(range(6))
 
 
 @pytest.mark.parametrize('figure, kind, rate, reference, says', [
