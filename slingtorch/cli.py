@@ -377,7 +377,9 @@ def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     if (args.form == 'env' or args.group) and not (args.name and args.form == 'env'):
         raise CliError("--format env needs a site, and --group needs both: slingtorch sites NAME --format env")
-    if args.form == 'markdown' or args.name:
+    if args.form == 'markdown' and args.name:
+        raise CliError("--format markdown is a table of all sites; for this one: slingtorch sites " + args.name)
+    if args.form or args.name:
         sys.stdout.write(formats.overview(sites.load_all()) if args.form == 'markdown' else
                          formats.env_file(sites.load(args.name), sites.split_list(args.group)) if args.form else
                          formats.everything(sites.load(args.name)))
@@ -478,7 +480,7 @@ def make_parser() -> argparse.ArgumentParser:
     showing.add_argument('--format', choices=('env', 'markdown'), dest='form',
                          help="'env' prints the values for use without modules, in a shell or as --env-file; "
                               "'markdown' a table of all sites for a documentation page")
-    showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
+    showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format env: opt-in groups of the site")
 
     locking = command('lock', lambda args: lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note),
                       "write the lock file of a PythonVenv easyconfig", """

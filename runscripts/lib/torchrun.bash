@@ -14,11 +14,12 @@ _refuse_rendezvous() {  # OPTIONS OF TORCHRUN, SCRIPT AND ITS ARGUMENTS...
     done
     for word; do
         case ${word//_/-} in
-            -m | --module | *.py | *.py[co] | */*) return ;;
-            --rdzv-[bei]* | --standalone | --nnodes* | --node-rank* | --nproc-per* | --master-[ap]*)
+            -m | --module) return ;;
+            --rdzv-[bei]* | --stan* | --nn* | --node* | --nproc* | --master-[ap]*)  # argparse takes abbreviations
                 _fail 2 "--torchrun: ${word%%=*} $remedy" ;;
             --no-python | --run-path) may_follow='' ;;
             -*) may_follow='a value' ;;
+            *.py | *.py[co] | */*) return ;;
             *)
                 [[ -n $may_follow ]] || return 0    # the script
                 may_follow='' ;;

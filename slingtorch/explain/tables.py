@@ -191,7 +191,10 @@ def read_rules(path: str = os.path.join(HERE, 'messages.txt'), faults: Optional[
             rules[-1].forbidden.append(line[1:])
         else:
             expression, _, sample = line.partition('\t')
-            texts = needed(expression)
+            try:
+                texts = needed(expression)
+            except re.error as err:
+                raise ExplainError("%s:%d: %s is not a regular expression: %s" % (path, number, expression, err))
             if not texts or min(map(len, texts)) < 3:
                 raise ExplainError("%s:%d: %s spells out no text of three letters that every line of it has"
                                    % (path, number, expression))

@@ -185,7 +185,8 @@ def test_binds_of_the_user_are_kept(small, tmp_path):
     (tmp_path / 'other/seen').touch()
     env = {'SINGULARITY_BINDPATH': f'{tmp_path}/with space:/one', 'SINGULARITY_BIND': f'{tmp_path}/other:/two'}
     small('in-container', 'ls', '/one/seen', '/two/seen', '/runscripts/get-master', env=env)
-    env = {'APPTAINER_BINDPATH': f'{tmp_path}/with space:/one', 'APPTAINER_BIND': f'{tmp_path}/other:/two'}
+    env = {'APPTAINER_BINDPATH': f'{tmp_path}/with space:/one', 'APPTAINER_BIND': f'{tmp_path}/other:/two',
+           'CONTAINERROOT': str(tmp_path)}  # something of the user's, and no container module
     done = small('in-container', 'ls', '/one/seen', '/two/seen', '/runscripts/get-master', env=env)
     assert 'different values' not in done.stderr
 

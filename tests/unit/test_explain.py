@@ -125,6 +125,7 @@ def test_the_texts_are_in_every_sample():
 @pytest.mark.parametrize('text, words', [
     ('[gpu-memory]\nCUDA out of memory\n', "the witness is ''"), ('[nobody] x\nsome text\n', 'in no table: nobody'),
     ('[gpu-memory] x\n', 'has no expression'), ('[gpu-memory] x\n(text\n', 'not a regular expression'),
+    ('[gpu-memory] x\n(?:text|\n', 'not a regular expression'),
     ('[gpu-memory] x\n.*\n', 'spells out no text'), ('[gpu-memory] x\n(?:text)?\n', 'spells out no text'),
     ('[gpu-memory why] x\ntext\n', 'unknown: why'), ('[gpu-memory role=y] x\ntext\n', "role is 'y', one of timeout"),
     ('[gpu-memory needs=nothing] x\ntext\n', 'in no table: nothing'), ('text\n', 'a block begins with'),

@@ -1433,7 +1433,8 @@ def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
 @pytest.mark.parametrize("options", [
     ("--rdzv_endpoint", "nid001:29500"), ("--rdzv-endpoint=nid001:29500",), ("--rdzv_backend=c10d",), ("--standalone",),
     ("--max-restarts", "3", "--nnodes=2"), ("--nproc_per_node", "4"), ("--master_port=1",), ("--node_rank=0",),
-    ("--rdzv_end=nid001",), ("--nproc-per", "2"), ("--no-python", "--standalone"),
+    ("--rdzv_end=nid001",), ("--nproc-per", "2"), ("--no-python", "--standalone"), ("--nnode=2",), ("--stand",),
+    ("--log-dir=/scratch/logs", "--nnodes=2"), ("--rdzv-endpoint=nid001:29500/x",), ("--log-dir=a.py", "--node-r=1"),
 ])
 def test_torchrun_sets_the_rendezvous_by_itself(job, options):
     message = job.error(**torchrun(job, "--torchrun=2", *options, "train.py"), status=2)
