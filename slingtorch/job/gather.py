@@ -73,11 +73,9 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: cannot start a new thread
         text = str(err)
         if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
-            report = Report(0)
-            limits.look(machine, report, {'local_rank': 0})
-            near = [finding.text for finding in report.having(name='limit') if 'processes' in finding.text]
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
-                text, '; '.join(near) or "no limit is near: a filter of the container or the kernel may forbid it")
+                text, '; '.join(limits.few_processes(machine, True)) or
+                "no limit is near: a filter of the container or the kernel may forbid it")
         say(name, machine, text)
         return verdict(LOST, machine.environ)
 
@@ -118,15 +116,6 @@ def make_private(path: str) -> None:
             raise PermissionError("only you may be able to write to %s: have its owner remove it" % directory)
 
 
-def held(descriptor: int) -> bool:
-    """Whether the writer of a file is alive."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:     # or the file system has no locks, so that this is unknown
-        return True
-    return False
-
-
 class Files:
     """Files that the ranks of a node write for each other. The own ones stay open for their locks."""
 
@@ -164,7 +153,10 @@ class Files:
                 state = os.fstat(descriptor)
                 if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
                     continue
-                data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
+                data, lives = os.read(descriptor, messages.MOST + 1), True
+                with contextlib.suppress(OSError):      # its writer has the lock, or the file system has no locks
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    lives = False
             finally:
                 os.close(descriptor)
             try:
@@ -173,15 +165,14 @@ class Files:
                 return None, lives
         return None, None
 
-    def wait(self, name: str, end: float, writer: str = '') -> 'Any':
+    def wait(self, name: str, end: float) -> 'Any':
         """
         Wait for a file of the first rank; returns its content.
 
-        :param writer: another file of the first rank, which shows whether it is alive
         :raises PeerLost: there is no file by the time `end`, or the first rank has ended
         """
         while True:
-            lives = self.read(writer)[1] if writer else True
+            lives = name == FIRST or self.read(FIRST)[1]
             thing, written = self.read(name)
             if thing is not None and written:
                 return thing

@@ -170,12 +170,6 @@ class Machine:
             return own
         return self.read('proc/sys/kernel/hostname') or socket.gethostname()
 
-    @property
-    def container(self) -> bool:
-        """Whether this is inside a container."""
-        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
-                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
-
     def cpus(self) -> tuple:
         """(CPUs that this process may use, CPUs of the node)"""
         allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', self.read('proc/self/status'), re.M)

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from . import elf, limits, look, nccl, network, variables
+from . import elf, look, nccl, network, variables
 from .kinds import Iterable, Machine, Optional, Report
 from .machine import TRANSPORT_LAYER, library_kind
 
@@ -38,25 +38,15 @@ def grouped(ranks: list, key: str) -> dict:
 def check_cores(report: 'Report', ranks: list) -> None:
     """Report cores that several ranks share; `ranks` are the details of all ranks of the node."""
     sharing, everything = grouped(ranks, 'cpus'), set(ranks[0]['online'])
-    if () in sharing:
-        report.add('untested', 'cores', "which cores the ranks may use")
-        return
     for cpus, who in sharing.items():
-        others = sum((whose for other, whose in sharing.items() if other > cpus and set(cpus) & set(other)),
-                     [])    # type: list
-        if len(who) > len(cpus) and set(cpus) >= everything:
-            report.add('yellow', 'cores', "%d ranks of the node share its %d cores: they slow each other down" % (
-                len(who), len(cpus)), "start fewer ranks on a node", mask_of(who))
-        elif len(who) > len(cpus):
-            report.add('yellow', 'cores', "%d ranks of the node share %s" % (
-                len(who), "one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus)),
-                       "srun --cpus-per-task=N, or --cpu-bind=" + BIND, mask_of(who))
+        if len(who) > len(cpus):
+            report.add('yellow', 'cores', "%d ranks of the node share %s: they slow each other down" % (
+                len(who), "its %d cores" % len(cpus) if set(cpus) >= everything else
+                "one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus)),
+                "start fewer ranks on a node, or give each more cores (srun --cpus-per-task=N)", mask_of(who))
         elif len(sharing) == 1 and len(ranks) > 1:
             report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores" % len(cpus),
                        "srun --cpu-bind=" + BIND)
-        if others:
-            report.add('yellow', 'cores', "ranks of the node share some of their cores", "srun --cpu-bind=" + BIND,
-                       mask_of(who + others))
     if not report.having('yellow', 'cores'):
         report.add('good', 'cores', "no rank shares a core with another rank")
 
@@ -70,9 +60,6 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
                 "start one rank per GPU, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
-        elif len(gpus) > 1 and len(who) > 1:
-            report.add('untested', 'gpus', "which of its %d GPUs each rank uses: all see the same ones, and the "
-                       "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
     single = [one for one in ranks if one['gpus'] and len(one['gpus']) == 1]
     near = [set(one['near'].get(one['gpus'][0], ())) for one in single]
     far = [one['rank'] for one, cpus in zip(single, near) if cpus and one['cpus'] and not cpus & set(one['cpus'])]
@@ -90,30 +77,24 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
     for path in paths:
         if library_kind(path):
             by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
-    collectives, names = {'libnccl', 'librccl'} & set(by_kind), []
     for kind, files in sorted(by_kind.items()):
         report.fact('maps ' + kind, ' '.join(sorted(files)))
-        names.append('%s %s' % (kind, ' and '.join(sorted(files))))
         if len(files) > 1:
             report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (
                 len(files), kind, ' and '.join(sorted(files))),
                        "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
-    if len(collectives) > 1:
-        report.add('yellow', 'libraries', "one process has loaded both libnccl and librccl",
-                   "use PyTorch for one kind of GPU")
     gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
     if machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind.get('MPI', ())):
         report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, but the process maps Cray MPICH without its "
                    "GPU library (libmpi_gtl): a call of MPI_Init would end the program",
                    "unset it, or first load the module craype-accel-*")
-    names += ["no " + kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
-              if not set(kind.split(' or ')) & set(by_kind)]
-    if not report.having(name='libraries'):
-        report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(names))
-    if machine.gpus() and not collectives:
+    if machine.gpus() and not {'libnccl', 'librccl'} & set(by_kind):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
                    "use a PyTorch that is built for the GPUs of this node")
+    if not report.having(name='libraries'):
+        report.add('good', 'libraries', "the process with PyTorch maps %s" % (
+            '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
 
 
 def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
@@ -158,9 +139,6 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     seconds, phase, error = probe.get('seconds', {}), probe.get('phase', 'import'), probe.get('error', '')
     of_torch = [path for kind in ('torch', 'c10') for path in glob.glob(
         os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))] if torch and probe else []
-    if not probe:
-        report.add('untested', 'variable', "which variables the libraries read: this Python has no PyTorch. A table "
-                   "was used instead")
     for name in sorted({'import', 'rendezvous', 'collective'} & set(seconds)):
         # in steps of a quarter, so that ranks with about the same time are counted together
         report.fact('seconds ' + name, '%.2g' % round_up(seconds[name]))
@@ -168,24 +146,16 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.fact(name, value)
     if error:
         text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
-        limit = limits.cause_of(error, limits.of_shell())
-        if limit:
-            text, remedy = '%s (%s)' % (error, limit), "raise this limit in the job script or where it is set"
-        elif phase == 'import' and re.search(DAMAGED, error):
+        cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
+        if cut_off or phase == 'import' and re.search(DAMAGED, error):
+            text = '; truncated: '.join([error, *cut_off[:3]])
             remedy = "a file of the environment is damaged on this node: install or copy the environment again"
-        elif phase == 'import' and 'status -7' in error:  # SIGBUS: a mapping exceeds the file
-            cut_off = elf.cut_off(os.path.join(torch, 'lib'))
-            if cut_off:
-                text = "%s: truncated: %s" % (error, ' and '.join(cut_off[:3]))
-                remedy = "install the environment again, or copy it to this node again"
         report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
                    remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
     elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
-    if probe.get('local') and not error:
-        report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node gave the right result")
     if probe:
         check_libraries(report, mapped, machine)
     look.look_at_compat(machine, report, mapped)
@@ -197,8 +167,6 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
                    "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
     elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
         look.look_for_plugin(machine, report, 'plugin_missing' in probe)
-    if carrier:
-        report.fact('network of NCCL', carrier)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
         level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
@@ -249,9 +217,11 @@ def check_providers(report: 'Report', machine: 'Machine') -> None:
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     """Report a slow or far network, and lost packets, from the largest all_reduce."""
-    speed, told = network.speed(probe.get('row', {}), 2), probe.get('told', {})
-    if not speed:
+    size, told = network.ROW[-1][0], probe.get('told', {})
+    seconds = probe.get('row', {}).get(str(size))
+    if not seconds:
         return
+    speed = size / seconds / 1e9    # each node sends and receives it once
     report.fact('GB/s of an all_reduce of 8 MB', '%.2g' % round_up(speed))
     rates = machine.line_rates()
     best = max(rates, key=lambda name: rates[name], default='')
