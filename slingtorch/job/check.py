@@ -70,15 +70,15 @@ class Probe(messages.Child):
         """Its last message."""
         return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
 
-    def wait(self, key: str, end: float, value: object = None) -> bool:
-        """Whether its message has a true `key`, or one with this value, before the time `end`."""
-        return self.until(lambda: bool(self.found.get(key)) if value is None else self.found.get(key) == value, end)
+    def wait(self, key: str, end: float) -> bool:
+        """Whether its message has a true `key` before the time `end`."""
+        return self.until(lambda: bool(self.found.get(key)), end)
 
     def ask(self, seconds: float, **order: object) -> dict:
         """Send it an order with a time limit; its message afterwards. :raises PeerLost: it cannot do it"""
         self.turn += 1
         self.tell(dict(order, seconds=seconds, turn=self.turn))
-        if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
+        if not self.until(lambda: self.found.get('answer') == self.turn, time.monotonic() + seconds + 3 * SLACK):
             raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
         if self.found.get('lost'):
             raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
@@ -233,12 +233,6 @@ def check_job(rank: 'Rank') -> None:
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others were waiting for a node that was still importing
-    if len(report.facts.get('machine', {})) > 1:
-        for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
-            mask = report.facts.get('only loopback ' + variable, {}).get('True')
-            if mask:
-                report.add(look.sure_of(rank.machine, variable), 'interface',
-                           "%s=lo, but the job has several machines" % variable, "unset it", mask)
     one_cause(report)
     program.compare_programs(report)
     limits.compare_directories(report)

@@ -89,31 +89,28 @@ def say(name: str, machine: 'Machine', text: str) -> None:
 
 def places(environ: dict) -> list:
     """
-    The directories in which the ranks of this start meet on a node: in the job's private one
-    (runscripts/lib/caches.bash), or in /dev/shm if that is not writable or full.
+    The directories in which the ranks of this start meet on a node: in the job's private one, if the runscript has made
+    it (runscripts/lib/caches.bash), and in /dev/shm, for example if the first one is full.
     """
-    srun, temporary, user = by_srun(environ), environ.get('TMPDIR', ''), os.getuid()
+    srun = by_srun(environ)
     start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID',
                                                 'SLURM_STEP_ID' if srun else 'MASTER_PORT')]
     # nodes that are emulated on one machine, or are containers on it, may share its /tmp
     node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if srun else ''
     with contextlib.suppress(OSError):
         node += '-%d' % os.stat('/proc/self/ns/net').st_ino
-    base = environ.get('SLINGTORCH_JOB_DIR') or os.path.join(
-        temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % user)
     name = 'check-%s-%s' % (hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16], node)
-    return [os.path.join(base, name), '/dev/shm/slingtorch-%d-%s' % (user, name)]
+    own = environ.get('SLINGTORCH_JOB_DIR')
+    return [os.path.join(own or '', name)] * bool(own) + ['/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
 
 
 def make_private(path: str) -> None:
-    """Make a directory, and its parent. :raises OSError: one belongs to another user, or is writable by others"""
-    above = os.path.dirname(path)
-    for directory in (above, path) if os.path.basename(above).startswith('slingtorch-') else (path,):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-        state = os.lstat(directory)
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise PermissionError("only you may be able to write to %s: have its owner remove it" % directory)
+    """Make a directory. :raises OSError: it belongs to another user, or is writable by others"""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    state = os.lstat(path)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError("only you may be able to write to %s: have its owner remove it" % path)
 
 
 class Files:

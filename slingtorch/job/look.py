@@ -13,9 +13,8 @@ from .kinds import Iterable, Machine, Optional, Report
 from .limits import nearest, write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
-# {variable: whether its directory has a database with locks (ROCm/MIOpen#2214)}
-CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
-          'TORCHINDUCTOR_CACHE_DIR': False}
+# variables with directories for caches; MIOpen's have a database with locks (ROCm/MIOpen#2214)
+CACHES = ('MIOPEN_USER_DB_PATH', 'MIOPEN_CUSTOM_CACHE_DIR', 'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')
 # {variable: (pattern of a value, the effect of such a value)}
 EFFECTS = {
     'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
@@ -26,8 +25,7 @@ EFFECTS = {
     'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "each tensor allocates GPU memory without a cache: slow"),
 }
 # variables that differ from rank to rank, or do not concern the network
-PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
-                                         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
+PER_RANK = VISIBILITY + CACHES + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -98,22 +96,13 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             wrong.append("is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777))
         if kind in SHARED:
-            wrong.append("is on a parallel or network file system (%s, %s)%s" % (
-                where, kind, ", whose locks do not work for a database" if CACHES[variable] else
-                ", which all ranks access for every compiled kernel"))
+            wrong.append("is on a parallel or network file system (%s, %s), whose locks do not work for a database and "
+                         "which all ranks access for every compiled kernel" % (where, kind))
         for what in wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, what),
                        "unset %s: conda-python-distributed then creates a private cache on the node" % variable)
-    if not checked:
-        report.add('untested', 'cache', "the home directory, which has the caches, since none of these is set: %s"
-                   % ', '.join(CACHES))
-    elif not report.having(name='cache'):
+    if checked and not report.having(name='cache'):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
-
-
-def sure_of(machine: 'Machine', variable: str) -> str:
-    """Level of a wrong interface: 'red' for the library that moves the data (NCCL between GPUs, else Gloo)."""
-    return 'red' if uses_gpus(machine) == variable.startswith('NCCL') else 'yellow'
 
 
 def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> None:
@@ -129,7 +118,6 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         found = {word: [name for name in there if name == word or not exact and name.startswith(word)]
                  for word in value.lstrip('=').split(',') if word}
         missing, used = [word for word in found if not found[word]], sorted(set(sum(found.values(), [])))
-        report.fact('only loopback ' + variable, used == ['lo'])
         if missing:
             wrong = "this node has no interface %s" % ', '.join(missing)
         elif all(machine.read('sys/class/net/%s/operstate' % name) == 'down' for name in used):
@@ -137,7 +125,9 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         else:
             report.add('good', 'interface', "%s=%s exists" % (variable, value))
             continue
-        report.add('yellow' if missing and used and not gloo else sure_of(machine, variable), 'interface',
+        # the library that moves the data: NCCL between GPUs, else Gloo
+        sure = uses_gpus(machine) != gloo and (gloo or not missing or not used)
+        report.add('red' if sure else 'yellow', 'interface',
                    "%s=%s: %s (it has %s)" % (variable, value, wrong, ', '.join(there)),
                    "name one of these in the job script, or unset the variable")
     if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):

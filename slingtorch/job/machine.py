@@ -135,9 +135,9 @@ class Machine:
     """
 
     def __init__(self, environ: 'Optional[Mapping[str, str]]' = None, root: str = '/',
-                 clock: 'Callable[[], float]' = time.time, mounts: str = 'proc/self/mounts') -> None:
+                 clock: 'Callable[[], float]' = time.time) -> None:
         self.environ = dict(os.environ if environ is None else environ)
-        self.root, self.clock, self.mounts = root, clock, mounts
+        self.root, self.clock = root, clock
 
     def path(self, name: str) -> str:
         """A path below the root."""
@@ -178,7 +178,7 @@ class Machine:
     def mount_of(self, path: str) -> tuple:
         """(directory, type) of a path's file system; ('', '') if unknown."""
         best = '', ''
-        for where, kind, _ in read_mounts(self.read(self.mounts)):
+        for where, kind, _ in read_mounts(self.read('proc/self/mounts')):
             # the last mount on a directory hides earlier ones
             if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
                 best = where, kind

@@ -246,15 +246,14 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
     if 'unsupported gloo device' in text:
         return ("GLOO_DEVICE_TRANSPORT=%s: this PyTorch's gloo has no such transport"
                 % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or set it to TCP")
-    loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
+    loopback, name = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text), environ.get('GLOO_SOCKET_IFNAME')
     if loopback:
-        return ("gloo on a node gives %s to the other nodes as its address: the node's own name has this address in "
-                "/etc/hosts, or has no address" % loopback[0],
-                NAME_IT + "; or have the centre remove the name from that line of /etc/hosts")
+        return ("gloo on a node gives %s to the other nodes as its address: %s" % (
+            loopback[0], "it is that of the interface GLOO_SOCKET_IFNAME=%s" % name if name else
+            "the node's own name has this address in /etc/hosts, or has no address"), NAME_IT)
     if told.get('silent') and told.get('link'):
         return ("the interface of GLOO_SOCKET_IFNAME=%s has only a link-local address (fe80:...), and other nodes do "
-                "not answer there" % environ.get('GLOO_SOCKET_IFNAME', ''),
-                "name another interface, or ask the centre to check this one (command: ip address)")
+                "not answer there" % name, NAME_IT)
     if told.get('silent'):
         return ("the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them, such as a firewall, drops packets",

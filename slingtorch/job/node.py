@@ -97,11 +97,10 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
             '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
 
 
-def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
+def check_plugin(report: 'Report', path: str, mapped: list, need: object) -> None:
     """
     Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's.
 
-    :param torch_major: ('libcudart', '12') or ('libamdhip64', '6'), or None
     :param need: whether NCCL needs the plugin
     """
     level = 'red' if need else 'yellow'
@@ -115,12 +114,13 @@ def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Option
         report.add(level, 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
-    if torch_major:
-        for name in needed:
-            other = re.match(r'%s\.so\.(\d+)' % torch_major[0], name)
-            if other and other.group(1) != torch_major[1]:
-                report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % ((path, name) + torch_major),
-                           "load the plugin that was built for torch's release")
+    for name in needed:
+        other = re.match(r'(libcudart|libamdhip64)\.so\.(\d+)', name)
+        fact = 'CUDA of torch' if name.startswith('libcuda') else 'ROCm of torch'
+        major = report.value(fact, '').partition('.')[0]
+        if other and major.isdigit() and other.group(2) != major:
+            report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % (path, name, other.group(1), major),
+                       "load the plugin that was built for torch's release")
     loads, by = nccl.accepted(mapped)
     if not loads:
         report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no mapped NCCL shows it"
@@ -176,9 +176,7 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
     if plugin and probe:
-        cuda, hip = probe['facts'].get('CUDA'), probe['facts'].get('ROCm')
-        major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
-        check_plugin(report, plugin, mapped, major, need)
+        check_plugin(report, plugin, mapped, need)
     asked = variables.LibraryProbe(
         mapped + of_torch + ([plugin] if plugin and probe else []),
         sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), []),

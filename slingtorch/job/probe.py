@@ -53,9 +53,6 @@ class Probe:
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
-        for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
-            if value:
-                self.result['facts'][fact] = value
         self.result['maps'], self.result['took'] = mapped_libraries(), taken()
         if plugins:
             load(plugins, self.result)
