@@ -158,7 +158,7 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []
     if plugins:
-        node.check_plugin(own.report, plugins[0], own.nccls(), values.get(NET))
+        node.check_plugin(own.report, plugins[0], own.nccls())
     elif own.kind and values.get(NET):
         said.append("NCCL's network plugin is missing, and jobs of several nodes fail without it: "
                     + plugin_remedy(site, own))

@@ -423,13 +423,9 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
     for number, pid in local.ended.items():
         report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << number)
-    for number in local.strange:
-        report.add('red', 'no-answer', "a rank of %s wrote a message that this version does not know" % machine.node,
-                   "start all ranks from one installation", 1 << number)
     for number, seconds in local.late.items():
         report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << number)
     node.check_cores(report, ranks)
-    node.check_providers(report, machine)
     node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
     limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
     program.check_imports(report, found.get('script') or {}, details)

@@ -27,9 +27,6 @@ SHOWN = 200
 LOST = 'lost'
 # the first rank's files: its fingerprints(), and rank 0's verdict
 FIRST, WORD = 'first', 'word'
-# the details of a rank (look.py, limits.py) that node.py needs
-DETAILS = {'local_rank': int, 'cpus': [int], 'online': [int], 'gpus': (list, type(None)), 'near': {str: [int]},
-           'limits': {str: int}, 'memory': (int, type(None)), 'memory of': str, 'differs': dict}
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -205,7 +202,6 @@ class LocalRanks:
     :ivar reports: {rank: (Report, details for node.py)}
     :ivar ended: {rank: process id} of ranks that ended before they reported
     :ivar late: {rank: seconds until its first file was seen}
-    :ivar strange: ranks whose file has a form that this version does not know
     :param known: what the other ranks compare with their own
     :raises PeerLost: another process is already the first rank of this node
     """
@@ -213,7 +209,7 @@ class LocalRanks:
     def __init__(self, environ: dict, count: int, known: dict) -> None:
         self.files, self.count, self.begin = Files(environ), count, time.monotonic()
         self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
-        self.reports, self.ended, self.late, self.strange = {}, {}, {}, set()  # type: dict, dict, dict, set
+        self.reports, self.ended, self.late = {}, {}, {}  # type: dict, dict, dict
         if self.files.read(FIRST)[1]:
             raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
                            "job script")
@@ -229,14 +225,9 @@ class LocalRanks:
             if rank in self.reports or lives is None or rank == self.first or rank >= self.world:
                 continue
             self.late.setdefault(rank, time.monotonic() - self.begin)
-            if messages.has_form(thing, {'report': dict, 'details': DETAILS}):
-                with contextlib.suppress(ValueError):
-                    self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
-                    self.strange.discard(rank)
-                    continue
-            if not messages.has_form(thing, {'pid': int}):
-                self.strange.add(rank)
-            elif not lives:
+            if messages.has_form(thing, {'report': dict, 'details': dict}):
+                self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
+            elif not lives and messages.has_form(thing, {'pid': int}):
                 self.ended[rank] = thing['pid']
 
     def wait(self, silent: float, end: float) -> None:

@@ -5,6 +5,7 @@ the process with PyTorch used; directories, tested by writing to them; and a com
 """
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import resource
@@ -33,7 +34,7 @@ SMALL_SHM = 64 << 20
 # bytes that a tensor or a checkpoint of even a toy model exceeds, and those that one of a real model exceeds
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
 # values of a fact about a directory
-WRITTEN, A_FILE = 'written', 'it is a file'
+WRITTEN, A_FILE = 'written', os.strerror(errno.ENOTDIR)
 # {variable with a directory: what programs write there}
 DIRECTORIES = {'TMPDIR': 'temporary files', 'HOME': 'caches and settings', 'XDG_CACHE_HOME': 'caches',
                'HF_HOME': 'models and data of Hugging Face'}
@@ -201,9 +202,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     for variable, what in DIRECTORIES.items():
         path = machine.environ.get(variable)
         if path:
-            there = nearest(path)
-            report.fact('%s=%s: %s' % (variable, path, what),
-                        A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
+            report.fact('%s=%s: %s' % (variable, path, what), write_trial(nearest(path)) or WRITTEN)
     try:
         here = os.getcwd()
     except OSError:

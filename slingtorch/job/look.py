@@ -190,24 +190,13 @@ def look_at_user(machine: 'Machine', report: 'Report') -> None:
                    "waits for a store that torchrun would provide", "unset it in the job script")
 
 
-def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
-    """Compare the rank's numbers with those of the launcher."""
-    env = machine.environ
-    rank, world = int(env['RANK']), int(env['WORLD_SIZE'])
-    if rank >= world:
-        report.add('red', 'world-size', "rank %d is not below WORLD_SIZE=%d" % (rank, world),
-                   "unset WORLD_SIZE and RANK in the job script")
-    if env.get('TORCHELASTIC_RUN_ID') or not by_srun(env):
-        return
-    job = job_of_process(machine)
+def look_at_job(machine: 'Machine', report: 'Report') -> None:
+    """Whether Slurm's variables are those of this job."""
+    env, job = machine.environ, job_of_process(machine) if by_srun(machine.environ) else ''
     if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
         report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, but this process runs in job %s: the variables are those "
                    "of another job" % (env.get('SLURM_JOB_ID'), job),
                    "do not export Slurm's variables in the job script")
-    tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
-    if tasks and tasks != env['WORLD_SIZE']:
-        report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
-                   "unset WORLD_SIZE in the job script: conda-python-distributed sets it")
 
 
 def find_torch() -> 'Optional[str]':
@@ -247,7 +236,7 @@ def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]'
     if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
         return
     own, driver = re.search(r'libcuda\.so\.(\d[\d.]*)$', os.path.realpath(path)), machine.nvidia_driver() or 'unknown'
-    text, level = "%s of NVIDIA's cuda-compat is found before the driver's own (%s)" % (path, driver), 'yellow'
+    text, level = "%s is found first: NVIDIA's cuda-compat, not the driver's own (%s)" % (path, driver), 'yellow'
     numbers = [[int(part) for part in version.split('.')] for version in (own.group(1) if own else '', driver)
                if version[:1].isdigit()]
     if len(numbers) == 2 and numbers[0] < numbers[1]:
@@ -256,28 +245,14 @@ def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]'
     report.add(level, 'cuda-compat', text, "remove %s from LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def plugin_need(machine: 'Machine') -> str:
-    """Why NCCL needs a network plugin here: without one it fails, or uses a slow network; '' if it needs none."""
-    network, env = machine.environ.get('NCCL_NET', ''), machine.environ
-    if not uses_gpus(machine):
-        return ''
-    if network and network.lower() not in ('socket', 'ib'):
-        return "NCCL_NET=%s is not built into NCCL" % network
-    several = int(env.get('WORLD_SIZE', 1)) > int(env.get('LOCAL_WORLD_SIZE', 1))
-    return "without it, NCCL uses TCP on nodes with Slingshot" if several and machine.slingshot() else ''
-
-
-def look_for_plugin(machine: 'Machine', report: 'Report', tried: bool) -> None:
-    """
-    Report that NCCL's network plugin is missing.
-
-    :param tried: whether the process with PyTorch tried to load it; else only files were searched
-    """
-    need, names, wanted = plugin_need(machine), nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
-    if names and (need or machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')):
-        report.add('red' if need and tried else 'yellow', 'plugin', "NCCL's network plugin is missing: no %s%s%s" % (
+def look_for_plugin(machine: 'Machine', report: 'Report') -> None:
+    """Report a missing network plugin of NCCL where a variable names it, or where the node has Slingshot and GPUs."""
+    names, wanted = nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
+    named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
+    if names and (named or machine.slingshot() and uses_gpus(machine)):
+        report.add('yellow', 'plugin', "NCCL's network plugin is missing: no %s%s (NCCL_NET=%s)" % (
             names[0], '' if '/' in names[0] else " in LD_LIBRARY_PATH or the system's directories",
-            '; ' + need if need else ' (NCCL_NET=%s)' % (wanted or '(not set)')),
+            wanted or '(not set)'),
             "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
 
 
@@ -302,7 +277,7 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
                     r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
-    look_at_ranks(machine, report)
+    look_at_job(machine, report)
     look_at_user(machine, report)
     look_at_master(machine, report)
     look_at_gpus(machine, report, details)

@@ -97,13 +97,8 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
             '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
 
 
-def check_plugin(report: 'Report', path: str, mapped: list, need: object) -> None:
-    """
-    Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's.
-
-    :param need: whether NCCL needs the plugin
-    """
-    level = 'red' if need else 'yellow'
+def check_plugin(report: 'Report', path: str, mapped: list) -> None:
+    """Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's."""
     try:
         library = elf.Library(path)
         apis, needed = nccl.offered(library), library.needed()
@@ -111,7 +106,7 @@ def check_plugin(report: 'Report', path: str, mapped: list, need: object) -> Non
         report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add(level, 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
+        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
     for name in needed:
@@ -126,7 +121,7 @@ def check_plugin(report: 'Report', path: str, mapped: list, need: object) -> Non
         report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no mapped NCCL shows it"
                    % (path, apis[0], apis[-1]))
     elif not set(apis) & set(loads):
-        report.add(level, 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
+        report.add('yellow', 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
             path, apis[0], apis[-1], by, loads[0], loads[-1]),
             "use a plugin for this NCCL: without one, NCCL runs over TCP")
     else:
@@ -160,13 +155,12 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         check_libraries(report, mapped, machine)
     look.look_at_compat(machine, report, mapped)
     carrier, provider = probe.get('network'), probe.get('provider')
-    # NCCL over any other network has found the plugin that it needs
-    need = look.plugin_need(machine) if carrier in (None, 'Socket') and probe else ''
     if probe.get('plugin_error'):
-        report.add('red' if need else 'yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
+        report.add('yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
                    "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
+    # NCCL over any other network has found the plugin that it needs
     elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
-        look.look_for_plugin(machine, report, 'plugin_missing' in probe)
+        look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
         level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
@@ -176,41 +170,23 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
     if plugin and probe:
-        check_plugin(report, plugin, mapped, need)
+        check_plugin(report, plugin, mapped)
     asked = variables.LibraryProbe(
         mapped + of_torch + ([plugin] if plugin and probe else []),
         sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), []),
-        lambda: fi_info(machine.environ, '-e'))
+        lambda: fi_info(machine.environ))
     variables.check(report, variables.read_table(), asked, bool(machine.gpus()))
     variables.check_torch(report, machine, of_torch)
     return mapped
 
 
-def fi_info(environ: dict, *options: str) -> 'Optional[str]':
-    """Output of fi_info, or None."""
+def fi_info(environ: dict) -> 'Optional[str]':
+    """Output of `fi_info -e`, the variables of libfabric; None if it does not run."""
     try:
-        return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        return subprocess.run(['fi_info', '-e'], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               timeout=10, check=False).stdout.decode(errors='replace')
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def check_providers(report: 'Report', machine: 'Machine') -> None:
-    """Which providers libfabric has on a node with Slingshot. NCCL's log names the one it uses, but needs GPUs."""
-    if not machine.slingshot():
-        return
-    text = fi_info(machine.environ)
-    if text is None:
-        report.add('untested', 'provider', "which providers libfabric has: fi_info is not in PATH")
-        return
-    providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
-    found = "libfabric has %s" % (', '.join(providers) or 'no provider')
-    if 'cxi' in providers:
-        report.add('good', 'provider', found)
-    else:
-        # the program may use another libfabric than fi_info
-        report.add('yellow', 'provider', found + ", but not cxi, on a node with Slingshot",
-                   "load the system's libfabric; in a container, bind it and libcxi")
 
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:

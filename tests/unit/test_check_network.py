@@ -382,7 +382,7 @@ def test_another_job_s_number_is_seen_by_the_parent(tmp_path, environ, title, le
     root = tree(tmp_path, {'proc/self/stat': '30 (python (3)) S 20 1', 'proc/20/stat': '20 (bash) S 10 1',
                            'proc/20/cmdline': 'bash\0', 'proc/10/cmdline': title + '\0', 'proc/10/stat': '10 (x) S 1 1'})
     report = findings.Report(0)
-    look.look_at_ranks(Machine({'RANK': '0', 'WORLD_SIZE': '1', 'SLURM_STEP_ID': '0', **environ}, root), report)
+    look.look_at_job(Machine({'RANK': '0', 'WORLD_SIZE': '1', 'SLURM_STEP_ID': '0', **environ}, root), report)
     assert [(finding.level, says in finding.text) for finding in report.findings] == ([(level, True)] if level else [])
 
 
@@ -510,7 +510,7 @@ def test_directories_are_really_written_to(tmp_path):
     limits.look_at_directories(Machine(env, str(tmp_path)), report)
     limits.compare_directories(report)
     assert [text.split('=')[0] for text in of_level(report, 'yellow', 'disk')] == ['HOME']
-    assert ['XDG_CACHE_HOME' in text and 'it is a file' in text for text in of_level(report, 'red', 'disk')] == [True]
+    assert ['XDG_CACHE_HOME' in text and 'Not a directory' in text for text in of_level(report, 'red', 'disk')] == [True]
     assert 'does not exist' in of_level(report, 'red', 'shm')[0]
 
 

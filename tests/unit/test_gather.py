@@ -56,7 +56,7 @@ def other(directory, thing, rank=1, ends=False):
 def test_ranks_are_read_and_their_files_taken_away(first, tmp_path):
     kept = [other(tmp_path, {'report': report(rank), 'details': DETAILS}, rank) for rank in (1, 2, 3)]
     first.wait(time.monotonic() + 60, time.monotonic() + 60)
-    assert sorted(first.reports) == [1, 2, 3] and not first.ended and not first.strange
+    assert sorted(first.reports) == [1, 2, 3] and not first.ended
     for rank, files in zip((1, 2, 3), kept):
         files.remove('rank-%d' % rank)
     first.tell('0')
@@ -76,25 +76,13 @@ def test_a_rank_that_never_writes_is_waited_for_until_the_end(first):
     assert time.monotonic() - begin < 60 and not first.late
 
 
-@pytest.mark.parametrize('thing', [
-    [], 'text', 7, {}, {'report': []}, {'report': {}, 'details': {}}, {'report': report(2), 'details': DETAILS},
-    {'report': report(1), 'details': {**DETAILS, 'cpus': ['a']}},
-    {'report': report(1), 'details': {**DETAILS, 'near': 7}},
-    {'report': report(1), 'details': {**DETAILS, 'limits': {'n': 'many'}}},
-])
-def test_what_a_rank_writes_in_another_form_is_strange(first, tmp_path, thing):
-    other(tmp_path, thing, ends=True)
-    first.look()
-    assert first.strange == {1} and not first.reports
-
-
-@pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2),
+@pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2), b'[7]',
                                   b'{"pid": 1e999}', b'{"pid": %s}' % (b'9' * 5000)])
 def test_a_file_that_is_no_message_is_no_traceback(first, data):
     with open(os.path.join(first.files.places[0], 'rank-1'), 'wb') as stream:
         stream.write(data)
     first.look()
-    assert first.strange == {1} and not first.reports
+    assert not first.ended and not first.reports
 
 
 def test_names_that_are_no_ranks_and_links_are_left_alone(first, tmp_path):
@@ -102,7 +90,7 @@ def test_names_that_are_no_ranks_and_links_are_left_alone(first, tmp_path):
     for name in ('rank-1', 'rank-x', 'rank-99', 'rank-0001234567890'):
         os.symlink(tmp_path / 'secret', os.path.join(first.files.places[0], name))
     first.look()
-    assert not (first.late or first.strange or first.ended)
+    assert not (first.late or first.ended)
 
 
 @pytest.mark.parametrize('full', ['a file in the way', 'no room'])
