@@ -254,11 +254,9 @@ def header(report: Report, seconds: float) -> str:
             if level != 'ignored' or report.having(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
-    times = []
-    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces')):
-        values = sorted(map(float, report.facts.get('seconds ' + name, {})))
-        if values:
-            times.append('%s %.2g s' % (title, values[-1]))
+    steps = (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces'))
+    times = ['%s %.2g s' % (title, max(map(float, report.facts['seconds ' + name])))
+             for name, title in steps if 'seconds ' + name in report.facts]
     if times:
         lines.append('times:  %s (slowest rank, rounded up by at most a quarter)' % ', '.join(times))
     return '\n'.join(lines)
@@ -386,14 +384,13 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
         end = time.monotonic() + rank.limit
     found = probe.result(end)
     rank.nodes = {str(number): said for number, said in (found.get('nodes') or {}).items()}
-    if found.get('port'):
-        port = int(rank.environ['MASTER_PORT'])
-        rank.report.add('red', 'port', "MASTER_PORT=%d cannot be used on rank 0's node: %s%s" % (
-            port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or choose another port")
-    elif found.get('lost') and not rank.rank:
-        rank.report.add('red', 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, MASTER_PORT=%s: "
-                        "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
-                        "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
+    lost, port = found.get('lost', ''), rank.environ['MASTER_PORT']
+    if lost and not rank.rank:
+        taken = re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', lost)
+        rank.report.add('red', 'port' if taken else 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, "
+                        "MASTER_PORT=%s: %s%s" % (rank.environ['MASTER_ADDR'], port, re.sub('^.*message: ', '', lost),
+                                                  holder(int(port)) if taken else ''),
+                        "unset MASTER_ADDR and MASTER_PORT in the job script, or choose another port")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, found['ahead']), "tell the centre that this node's time is wrong")
@@ -441,9 +438,7 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     met = bool(probe and found.get('met'))
     try:
         if not probe or not met:
-            raise PeerLost(found.get('lost') or found.get('error') or (
-                "it did not answer" if found.get('took') else "PyTorch was imported too late" if probe else
-                "this node has no PyTorch"))
+            raise PeerLost(found.get('lost') or found.get('error') or "it has not imported PyTorch in time")
         # what is red here ends the job in any case, and may be a network by which no verdict comes
         seconds = rank.seconds if rank.report.having('red') else rank.limit
         return str(probe.ask(seconds, put=rank.report.dump())['word'])
@@ -479,7 +474,8 @@ def collect(rank: Rank, probe: 'Any') -> None:
     report, there = rank.report, rank.nodes
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
     if there:
-        seconds = min(rank.seconds, network.ASIDE + 3 * probe.found['seconds'].get('import', 0)) + SLACK
+        seconds = min(rank.seconds, network.ASIDE * network.slowness(rank.seconds, len(there)) + 3 *
+                      probe.found['seconds'].get('import', 0)) + SLACK
         try:
             texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
         except PeerLost as err:

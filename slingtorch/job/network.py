@@ -14,6 +14,7 @@ import threading
 import time
 
 from .kinds import Any, Callable, Mapping
+from .machine import Machine
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
@@ -25,7 +26,6 @@ LOOK = 0.25
 CONNECTING, LISTENING = 2, 10
 # ip_local_port_range as Linux has it (ip(7))
 LINUX_PORTS = '32768 60999'
-WRONG_VALUES = 'wrong values came'
 # in the text about a slow network, which is yellow
 SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
@@ -131,13 +131,14 @@ def state(sockets: list, before: int = 0) -> dict:
 
 def segments() -> tuple:
     """(TCP segments that this node has sent, those that it has resent) since it booted: proc(5)."""
-    try:
-        with open('/proc/net/snmp') as stream:
-            names, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
-    except (OSError, ValueError):
-        return 0, 0
-    told = dict(zip(names, map(int, values)))
-    return told.get('OutSegs', 0), told.get('RetransSegs', 0)
+    lines = [line.split()[1:] for line in Machine().read('proc/net/snmp').splitlines() if line.startswith('Tcp:')]
+    told = dict(zip(*lines))
+    return int(told.get('OutSegs', 0)), int(told.get('RetransSegs', 0))
+
+
+def slowness(seconds: float, nodes: int) -> float:
+    """By what to multiply the limits: with more nodes, each connects to more others; `seconds`: what the user gives."""
+    return max(1, seconds / 120) + nodes / 100
 
 
 class Watch:
@@ -193,8 +194,8 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             times[str(size)] = time.monotonic() - begin
             least, most = float(tensor.min().item()), float(tensor.max().item())
             if not least == most == ranks:      # also if one is nan
-                raise RuntimeError("%s: an all_reduce of ones over %d ranks gave values from %g to %g" % (
-                    WRONG_VALUES, ranks, least, most))
+                raise RuntimeError("wrong values came: an all_reduce of ones over %d ranks gave values from %g to %g"
+                                   % (ranks, least, most))
 
 
 def between_two_ranks(torch: 'Any', seconds: float) -> str:

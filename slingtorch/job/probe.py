@@ -88,10 +88,8 @@ class Probe:
                 break
         if found and isinstance(found[0], meet.Store):
             return found[0]
-        text, first = str(found[0]) if found else '', self.environ['RANK'] == '0'
-        taken = first and re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', text)
-        self.say(port=re.sub('^.*message: ', '', text) if taken else '',
-                 lost=first and text or meet.why_not(self.environ, text))
+        text = str(found[0]) if found else ''
+        self.say(lost=text if text and self.environ['RANK'] == '0' else meet.why_not(self.environ, text))
         return None
 
     def come(self, order: dict, ready: bool) -> bool:
@@ -132,8 +130,7 @@ class Probe:
             'address of gloo': network.address_of_gloo(self.environ)})
         self.say(phase='rendezvous')
 
-        # more nodes take longer, since each connects to all others
-        watch = network.Watch(max(1, seconds / 120) + ranks / 100)
+        watch = network.Watch(network.slowness(seconds, ranks))
 
         def work() -> None:
             try:

@@ -534,7 +534,7 @@ def test_port_taken(job):
     with subprocess.Popen([sys.executable, '-c', code, str(job.port)], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        job.per_node, job.nodes, job.answer = 1, ['nid1'], {'port': 'address already in use'}
+        job.per_node, job.nodes, job.answer = 1, ['nid1'], {'lost': 'address already in use'}
         _, _, found = job.run()
         other.communicate()
     text, ranks = only(found, 'port')
