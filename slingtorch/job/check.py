@@ -439,7 +439,7 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     try:
         if not probe or not met:
             raise PeerLost(found.get('lost') or found.get('error') or "it has not imported PyTorch in time")
-        # what is red here ends the job in any case, and may be a network by which no verdict comes
+        # what is red here ends the job unless it is ignored, and may be a network over which no verdict comes
         seconds = rank.seconds if rank.report.having('red') else rank.limit
         return str(probe.ask(seconds, put=rank.report.dump())['word'])
     except PeerLost as err:

@@ -261,6 +261,15 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, answers):
     assert answers or one.result['lost'] == 'Connection refused'
 
 
+@pytest.mark.parametrize('level', ['yellow', 'red'])
+def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
+    rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
+    rank.report.add(level, 'rendezvous', 'packets get lost')
+    asked = []
+    check.deliver(rank, types.SimpleNamespace(ask=lambda seconds, **_: asked.append(seconds) or {'word': '1'}), {'met': True})
+    assert asked == [rank.seconds if level == 'red' else rank.limit] and rank.limit > rank.seconds
+
+
 # --- limits
 
 
