@@ -101,7 +101,7 @@ def check_plugin(report: 'Report', path: str, mapped: list) -> None:
     """Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's."""
     try:
         library = elf.Library(path)
-        apis, needed = nccl.offered(library), library.needed()
+        apis, needed = nccl.interfaces(library.exported()), library.needed()
     except (OSError, ValueError) as err:
         report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return
