@@ -175,12 +175,17 @@ def test_programs_of_derecho_unchanged(loaded, mpich):
     assert 'All is there' in done.stdout
 
 
-@pytest.mark.parametrize('mpi, ranks, program', [('mpich', 1, 'collectives.py'), ('mpich', 3, 'uses.py'),
-                                                 ('openmpi', 2, 'uses.py')])
-def test_every_operation_type_size_and_use(builds, mpi, ranks, program):
-    done = builds(mpi).ranks(ranks, HERE / program, timeout=600)
-    expected = cases('collectives.py') + cases('uses.py') * (program == 'uses.py')
-    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == expected
+OPERATIONS, USES = cases('collectives.py'), cases('uses.py')
+COMPOSED = ['data_parallel', 'uneven_inputs', 'pipeline', 'tensors_of_a_mesh', 'checkpoint']
+"""Uses that are made of the others' operations, by most of PyTorch's code: with one MPI."""
+
+
+@pytest.mark.parametrize('mpi, ranks, names', [
+    ('mpich', 1, OPERATIONS), ('mpich', 2, OPERATIONS + USES),
+    ('openmpi', 2, OPERATIONS + [name for name in USES if name not in COMPOSED])], ids=['one', 'mpich', 'openmpi'])
+def test_every_operation_type_size_and_use(builds, mpi, ranks, names):
+    done = builds(mpi).ranks(ranks, HERE / 'uses.py', *names, timeout=600)
+    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == names
 
 
 def test_tests_of_pytorch(built, tmp_path):
