@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from testbed import clean_environ, easybuild, images, readme, run
+from testbed import clean_environ, images, readme, run
 
 pytestmark = pytest.mark.real
 
@@ -29,13 +29,12 @@ def of_two(output):
 
 
 @pytest.fixture(scope='module')
-def own(lmod, tmp_path_factory, wheel):
+def own(installed_pytorch, tmp_path_factory, wheel):
     """A virtual environment with a real PyTorch and train.py beside it, into which slingtorch was installed by pip."""
     directory = tmp_path_factory.mktemp('own')
-    installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
     run([sys.executable, '-m', 'venv', '--without-pip', directory / 'venv'])
     packages = next((directory / 'venv').glob('lib/python3*/site-packages'))
-    pytorch = next((installed.root).glob('lib/python3*/site-packages'))
+    pytorch = next(installed_pytorch.root.glob('lib/python3*/site-packages'))
     (packages / 'its.pth').write_text(f'{pytorch}\n')
     run([sys.executable, '-m', 'pip', '--python', directory / 'venv/bin/python', 'install', '--no-deps', '--no-index', wheel],
         env=clean_environ())
@@ -61,10 +60,9 @@ def test_lines_of_the_readme(own, slurm):
     assert interface == 'ib' and '2 ranks' in done.stderr
 
 
-def test_beside_an_environment(own, slurm, lmod):
+def test_beside_an_environment(own, slurm, installed_pytorch):
     """slingtorch has an environment of its own, and `python` is another one: as a centre's module."""
-    module = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
-    root = module.root
+    root = installed_pytorch.root
     done = typed(own, slurm, f'''
         PATH={root}/bin:$PATH
         eval "$(venv/bin/python venv/bin/slingtorch env --values)"
