@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for building the OFI plugin, through which NCCL and RCCL use libfabric, implemented as an easyblock.
-
-The tables come from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), and from
-ROCm/aws-ofi-rccl@17d41cb.
 """
+import glob
 import os
 import re
 import shlex
-from collections import namedtuple
 
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
@@ -21,32 +18,16 @@ from easybuild.tools.modules import get_software_root_env_var_name, get_software
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
 from slingtorch.install.dependencies import dependency_root, run, with_parameters
-from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems, misfit
+from slingtorch.install.nccl import exported_apis, known_problems, misfit
 from slingtorch.job.machine import OF_AN_MPI
 
-# since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
-# lib: name under which the library is installed (%s is nccl or rccl).
-Release = namedtuple('Release', ['since', 'apis', 'cxx', 'lib'])
-RELEASES = [
-    Release('1.6.0', (2, 6), None, 'lib%s-net'),
-    Release('1.8.0', (2, 7), None, 'lib%s-net'),
-    Release('1.9.0', (2, 8), None, 'lib%s-net'),
-    Release('1.14.0', (2, 9), '17', 'lib%s-net'),
-    Release('1.15.0', (2, 10), '17', 'lib%s-net-ofi'),
-    Release('1.17.2', (2, 11), '17', 'lib%s-net-ofi'),
-    Release('1.19.0', (6, 11), '17', 'lib%s-net-ofi'),
-    Release('1.20.0', (6, 12), '17', 'lib%s-net-ofi'),
-    Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi'),
-]
+# from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1)
 FIRST_WITH_ROCM = '1.18.0'
-# releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): tested with 1.13.2, 1.14.2 and
-# 1.16.3; 1.9.2 and 1.17.3 do compile
-WITHOUT_CUDA_13 = ('1.13.0', '1.17.3')
-MIN_LIBFABRIC = '1.11'
+# (first release, the C++ standard that it needs), newest first
+STANDARDS = [('1.21.0', '20'), ('1.14.0', '17')]
 
 # AMD's own plugin, from the time before aws-ofi-nccl supported ROCm
 RCCL_PLUGIN = 'aws-ofi-rccl'
-RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net')
 
 # what the plugin is built against: options (--with-) for its prefix, and a header below include/
 COMPONENTS = {
@@ -100,16 +81,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     def obtain_config_guess(self, *args, **kwargs):
         """Download nothing: configure has its own config.guess."""
 
-    def release(self):
-        """Line of releases (Release) of this version; EasyBuildError if the version is older than all of them."""
-        if self.is_rccl_plugin:
-            return RCCL_PLUGIN_RELEASE
-        lines = [line for line in RELEASES if not self.older_than(line.since)]
-        if not lines:
-            raise EasyBuildError("%s %s is too old: this easyblock builds %s or newer", self.name,
-                                 self.version, RELEASES[0].since)
-        return lines[-1]
-
     def older_than(self, version):
         """Whether the version being built is older than this one; '1.9.2-aws' counts as 1.9.2."""
         return LooseVersion(self.version.split('-')[0]) < LooseVersion(version)
@@ -131,8 +102,8 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         name, version = self.nccl_in_use()
         text = misfit(version, "the plugin", apis)
         if text:
-            raise EasyBuildError("%s %s cannot load %s: it %s. Use aws-ofi-nccl %s", name, version, what, text,
-                                 fitting_releases(*accepted_apis(version), name == 'RCCL'))
+            raise EasyBuildError("%s %s cannot load %s: it %s. Use another release of the plugin (docs/easyconfigs.md "
+                                 "has the table)", name, version, what, text)
 
     def root(self, name):
         """Prefix of a dependency, or None."""
@@ -174,32 +145,24 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
                 self.log.info("$%s is %s, which links MPI: using %s instead", variable, os.getenv(variable), plain)
                 setvar(variable, plain)
 
-        standard = self.release().cxx
+        standards = [] if self.is_rccl_plugin else [cxx for since, cxx in STANDARDS if not self.older_than(since)]
+        if not standards:
+            return
         given = re.search(r'(?<!\S)CXX=["\']?([^\s"\']+)', self.cfg['configopts'])
         compiler = given.group(1) if given else os.getenv('CXX') or COMPILERS['CXX'][0]
         # an empty file: nothing is compiled with an unknown standard
-        words = shlex.split(compiler) + ['-std=c++%s' % standard, '-fsyntax-only', '-x', 'c++', os.devnull]
-        if standard and run(*words).exit_code:
+        words = shlex.split(compiler) + ['-std=c++%s' % standards[0], '-fsyntax-only', '-x', 'c++', os.devnull]
+        if run(*words).exit_code:
             raise EasyBuildError("%s %s needs a compiler for C++%s, but %s does not support that. Make the module of a "
                                  "newer one a dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
-                                 self.name, self.version, standard, compiler)
+                                 self.name, self.version, standards[0], compiler)
 
     def configure_options(self, known=None):
         """Options for configure that are known (None: all) and not in configopts; adds run paths to $LDFLAGS."""
-        gpu, libfabric = self.gpu(), get_software_version('libfabric')
-        cuda, (first, fixed) = get_software_version('CUDA'), WITHOUT_CUDA_13
-        if self.is_rccl_plugin:
-            pass
-        elif gpu == 'ROCm' and self.older_than(FIRST_WITH_ROCM):
+        gpu = self.gpu()
+        if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):
             raise EasyBuildError("%s %s does not support ROCm: %s is the first release that does (before that, use "
                                  "aws-ofi-rccl)", self.name, self.version, FIRST_WITH_ROCM)
-        elif gpu == 'CUDA' and cuda and LooseVersion(cuda) >= LooseVersion('13') and \
-                not self.older_than(first) and self.older_than(fixed):
-            raise EasyBuildError("%s %s does not compile with CUDA %s: use %s or newer, or CUDA 12",
-                                 self.name, self.version, cuda, fixed)
-        if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
-            raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)
-
         options, ldflags, given = [], [], set(OPTION_REGEX.findall(self.cfg['configopts']))
         names = ['libfabric', gpu] + ['hwloc'] * (known is None or 'hwloc' in known)    # needed since 1.7.0
         for name in names:
@@ -224,8 +187,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     def configure_step(self, *args, **kwargs):
         """Check everything possible before compiling, make the configure script if it is missing, and run it."""
         self.set_compilers()
-        oldest, newest = self.release().apis
-        self.check_fits(set(range(oldest, newest + 1)), '%s %s' % (self.name, self.version))
         self.check_provider()
         name, version = self.nccl_in_use()
         for text in known_problems({self.name: self.version.split('-')[0], name: version,
@@ -261,11 +222,10 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         """Add names of the plugin that upstream's installation lacks."""
         super().post_processing_step()
         lib_dir = os.path.join(self.installdir, 'lib')
-        flavour = 'rccl' if self.gpu() == 'ROCm' else 'nccl'
-        target = '%s.%s' % (self.release().lib % flavour, get_shared_lib_ext())
-        for path in [os.path.join(lib_dir, name) for name in self.library_names()]:
-            if os.path.exists(os.path.join(lib_dir, target)) and not os.path.lexists(path):
-                symlink(target, path, use_abspath_source=False)
+        built = glob.glob(os.path.join(glob.escape(lib_dir), 'lib[nr]ccl-net*.' + get_shared_lib_ext()))
+        for path in [os.path.join(lib_dir, name) for name in self.library_names() if built]:
+            if not os.path.lexists(path):
+                symlink(os.path.basename(built[0]), path, use_abspath_source=False)
 
     def make_module_extra(self, *args, **kwargs):
         """Set the plugin's path: some releases of RCCL search for a different file name."""
@@ -321,16 +281,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             self.check_library(path)
             self.check_provider()
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
-
-
-def fitting_releases(oldest, newest, rccl):
-    """A text with the releases of aws-ofi-nccl that export one of ncclNetPlugin_v<oldest> to v<newest>."""
-    fitting = [number for number, line in enumerate(RELEASES) if line.apis[0] <= newest and line.apis[1] >= oldest]
-    since = FIRST_WITH_ROCM if rccl else RELEASES[0].since
-    since = max(since, RELEASES[fitting[0]].since, key=LooseVersion)
-    if fitting[-1] + 1 < len(RELEASES):
-        return "%s or newer, but older than %s" % (since, RELEASES[fitting[-1] + 1].since)
-    return "%s or newer" % since
 
 
 def libdir(root):

@@ -11,12 +11,11 @@ import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
-from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, software_of, with_parameters
+from slingtorch.install.dependencies import dependency_root, with_parameters
 from slingtorch.install.environment_image import IMAGE
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import (
@@ -31,10 +30,6 @@ MPI_COMPILERS = ['mpicc', 'mpicxx']
 NCCL_NAMES = ['NCCL', 'RCCL']
 # GiB that one compilation may need
 MEMORY_PER_JOB = 4
-# (release since when, oldest CUDA that it accepts), from share/cmake/Caffe2/public/cuda.cmake in wheels, newest first
-OLDEST_CUDA = [('2.14.0', '12.6'), ('2.12.0', '12.1'), ('2.9.0', '12.0'), ('2.2.0', '11.0')]
-# packages of the environment that replace missing dependencies
-PACKAGED_SOFTWARE = {'cudnn': 'cuDNN', 'mkl-devel': 'imkl'}
 # what the build and a running PyTorch need besides modules, by the names of pip and conda
 PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'filelock', 'fsspec', 'jinja2', 'networkx',
                    'ninja', 'packaging', 'pip', 'psutil', 'pyyaml', 'requests', 'setuptools<80', 'six', 'sympy',
@@ -89,18 +84,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
         return [os.path.join(root, 'lib') for root in roots if root]
 
-    def fetch_step(self, *args, **kwargs):
-        """Check first that CUDA is new enough, because downloading takes long."""
-        cuda = self.dependency(['CUDA'])
-        found = cuda and software_of(cuda)['CUDA']
-        oldest = next((limit for since, limit in OLDEST_CUDA
-                       if LooseVersion(self.version) >= LooseVersion(since)), None)
-        if found and oldest and LooseVersion(found) < LooseVersion(oldest):
-            raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer one "
-                                 "('module avail cuda') with the modules for it, or an older PyTorch",
-                                 self.version, oldest, found)
-        super().fetch_step(*args, **kwargs)
-
     def download_packages(self):
         """Download the packages only on the site with the modules; sources can be fetched ('eb --fetch') anywhere."""
         site, here = self.cfg['only_site'], self.cfg['site_name']
@@ -131,7 +114,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return [which(path, on_error=IGNORE) for path in paths]
 
     def check_mpi(self):
-        """Check that there is exactly one MPI to build with; warn about another one in $PATH."""
+        """Check that there is an MPI to build with, and that it is that of the dependency."""
         name, root = self.first_root(MPI_NAMES)
         if None in self.mpi_compilers:
             raise EasyBuildError("There is no MPI to build PyTorch with: %s were not found in %s. Add an MPI module to "
@@ -146,31 +129,16 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("%s does not link the MPI of the dependency %s, but %s, which is not in %s. Does a "
                                  "wrapper interfere, or is the prefix in the external module's metadata wrong?",
                                  self.mpi_compilers[0], name, own, root)
-        others = {}
-        for path in which(os.path.basename(self.mpi_compilers[0]), retain_all=True, on_error=IGNORE) or []:
-            library = mpi_library(path)
-            if library and library != own:
-                others[library] = path
-        found = ', '.join('%s (%s)' % (path, library) for library, path in sorted(others.items()))
-        if others and not name:
-            raise EasyBuildError("$PATH has two MPIs: %s (%s) and %s. Unload one, or make the right one a "
-                                 "dependency", self.mpi_compilers[0], own, found)
-        if others:
-            self.warn("$PATH also has another MPI: %s. PyTorch is built with that of %s", found, name)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
 
     # --- configuration
 
-    def use_packaged_software(self):
-        """Let packages of the environment, which is made later, replace dependencies (PACKAGED_SOFTWARE)."""
-        packages = {re.split('[=<>! ]', package.split('::')[-1])[0]
-                    for package in self.cfg['python_packages'] + self.cfg['extra_packages']}
-        for package, software in PACKAGED_SOFTWARE.items():
-            if package in packages and not self.root(software):
-                self.log.info("%s is the package %s of the environment", software, package)
-                env.setvar(get_software_root_env_var_name(software), self.installdir)
-                if software == 'imkl':
-                    env.setvar('MKLROOT', self.installdir)
+    def use_packaged_mkl(self):
+        """Let the package mkl-devel of the environment, which is made later, be the dependency imkl."""
+        packages = [package.split('::')[-1] for package in self.cfg['python_packages'] + self.cfg['extra_packages']]
+        if not self.root('imkl') and any(re.match('mkl-devel($|[=<>! ])', package) for package in packages):
+            for variable in [get_software_root_env_var_name('imkl'), 'MKLROOT']:
+                env.setvar(variable, self.installdir)
 
     def configure_step(self):
         """Add options that upstream's easyblock does not set; an entry of the same name in custom_opts wins."""
@@ -181,7 +149,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             self.dry_run_msg("  Options that depend on the modules are unknown until they are loaded")
             return
         self.check_mpi()
-        self.use_packaged_software()
+        self.use_packaged_mkl()
         self.limit_jobs()
 
         own_prefix = [self.installdir]
@@ -260,11 +228,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         options = ['USE_CUDA=1', 'USE_NCCL=1']
         cudnn = self.root('cuDNN')
         if cudnn:
-            lib_dir = os.path.join(cudnn, 'lib')
-            # a package of the environment does not exist yet
-            if cudnn != self.installdir:
-                lib_dir = library_dir(cudnn, 'libcudnn')
-                check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
+            lib_dir = library_dir(cudnn, 'libcudnn')
+            check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
             options += ['USE_CUDNN=1', 'CUDNN_LIB_DIR=' + lib_dir, 'CUDNN_LIBRARY=' + lib_dir,
                         'CUDNN_INCLUDE_DIR=' + os.path.join(cudnn, 'include')]
         nccl = self.root('NCCL')
@@ -313,7 +278,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def link_flags(self):
         """Flags that link every library with the GPU Transport Layer, and the run paths of MPI and NCCL."""
         directories = self.network_directories()
-        if self.installdir in [self.root(name) for name in PACKAGED_SOFTWARE.values()]:
+        if self.root('imkl') == self.installdir:
             directories.append(os.path.join(self.installdir, 'lib'))
         return ((run_path_flags(mpi_library(self.mpi_compilers[0])) or ['-Wl,--disable-new-dtags'])
                 + ['-Wl,-rpath,' + path for path in directories] + gtl_flags(gtl_library(self.cfg), self.root('CUDA')))

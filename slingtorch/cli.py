@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows the known sites.
-Other commands are in commands/ and explain/, 'vet' in commands/check.py, 'site new' in sites/write.py.
+Other commands are in commands/ and explain/, 'site new' in sites/write.py.
 
 Output for a shell goes to standard output, all messages for the user to standard error.
 """
@@ -16,7 +16,7 @@ import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
-from slingtorch.commands import bench, check, lock, new, report, status, values
+from slingtorch.commands import bench, lock, new, report, status, values
 from slingtorch.job.machine import Machine
 from slingtorch.sites import formats, write
 
@@ -241,11 +241,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     if os.geteuid() == 0 and not options.allow_use_as_root_and_accept_consequences:
         note("warning: you are root, and eb refuses to run as root: use another account; on a machine that only "
              "you use: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
-    umask = os.umask(0o077)
-    os.umask(umask)
-    if os.geteuid() == 0 and tool == 'Lmod' and umask & 0o004:
-        # seen with Lmod 8.6.19 and 8.7: eb would build everything, and then not find its own module
-        note("warning: your umask is %04o, but Lmod hides modules from root that others cannot read: umask 022" % umask)
 
     # PyTorch's modules put a Python without EasyBuild first
     variables.append(('EB_PYTHON', sys.executable))
@@ -363,48 +358,6 @@ def run_env(args: argparse.Namespace) -> int:
 
 # --- slingtorch sites
 
-def print_values(values: Iterable[Any], group: Optional[str] = None) -> None:
-    """Print values, each with reason and source."""
-    for value in values:
-        if value.group == group:
-            shown = '\n      '.join(value.value) if isinstance(value.value, list) else value.value
-            print("  %s = %s" % (value.name, shown))
-            if value.easyblocks:
-                print("      for:    %s" % ', '.join(value.easyblocks))
-            if value.when:
-                print("      when:   %s = %s" % value.when)
-            for label, text in (('reason', value.reason), ('source', value.source)):
-                print(wrapped(text, '      %-7s ' % (label + ':'), ' ' * 14, width=112))
-
-
-def print_site(site: Any) -> None:
-    """Print one site with everything in it."""
-    print("%s: %s" % (site.name, site.title))
-    for key in ('centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source'):
-        print("  %-14s %s" % (key + ':', getattr(site, key)))
-    print("  %-14s %s" % ('file:', site.path))
-    if not (site.env or site.parameters):
-        print("This site sets no values.")
-        return
-    for what, values_ in (("Environment variables in the module of PyTorch", site.env),
-                          ("Easyconfig parameters", site.parameters)):
-        if any(value.group is None for value in values_):
-            print("\n%s:" % what)
-            print_values(values_)
-    for group in site.groups.values():
-        print("\nGroup %s (opt-in: slingtorch env --with %s): %s" % (group.name, group.name, group.title))
-        print("  needs:  %s" % group.needs)
-        print("  reason: %s" % group.reason)
-        print("  source: %s" % group.source)
-        print_values(site.env + site.parameters, group=group.name)
-    if site.references:
-        print("\nExpected network performance (slingtorch bench --site %s):" % site.name)
-    for entry in site.references:
-        print("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
-            entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
-            entry.tolerance, entry.source))
-
-
 def choice_text(choice: Any) -> str:
     """The chosen site, with the reason."""
     return "%s (%s)%s" % (choice.site.name, choice.why, '; ' + choice.warning if choice.warning else '')
@@ -412,30 +365,22 @@ def choice_text(choice: Any) -> str:
 
 def site_text() -> str:
     """The site of this machine with its values, or the reason why there is none, for a report."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        try:
-            choice = sites.choose()
-            print(choice_text(choice))
-            print("groups: %s\n" % (', '.join(sites.chosen_groups()) or 'none'))
-            print_site(choice.site)
-        except sites.SiteError as err:
-            print(err)
-    return text.getvalue()
+    try:
+        choice = sites.choose()
+    except sites.SiteError as err:
+        return str(err)
+    groups = ', '.join(sites.chosen_groups()) or 'none'
+    return "%s\ngroups: %s\n\n%s" % (choice_text(choice), groups, formats.everything(choice.site))
 
 
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
-    if args.form == 'markdown' and not (args.name or args.group):
-        sys.stdout.write(formats.overview(sites.load_all()))
-        return 0
-    if (args.form or args.group) and not (args.name and args.form):
-        raise CliError("--format needs a site, and --group needs --format: slingtorch sites NAME --format FORMAT")
-    if args.name:
-        site = sites.load(args.name)
-        if args.form:
-            sys.stdout.write(formats.render(site, args.form, sites.split_list(args.group)))
-        else:
-            print_site(site)
+    if (args.form == 'env' or args.group) and not (args.name and args.form == 'env'):
+        raise CliError("--format env needs a site, and --group needs both: slingtorch sites NAME --format env")
+    if args.form == 'markdown' or args.name:
+        sys.stdout.write(formats.overview(sites.load_all()) if args.form == 'markdown' else
+                         formats.env_file(sites.load(args.name), sites.split_list(args.group)) if args.form else
+                         formats.everything(sites.load(args.name)))
         return 0
 
     chosen, failed = None, False
@@ -503,7 +448,8 @@ def run_status(args: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog='slingtorch', description="Distributed PyTorch on supercomputers.")
+    parser = argparse.ArgumentParser(prog='slingtorch', description="Distributed PyTorch on supercomputers.", epilog='''
+        In a job, conda-python-distributed --check and --vet test the ranks and the nodes (docs/check.md).''')
     parser.add_argument('--version', action='version', version='slingtorch ' + __version__)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND')
 
@@ -529,9 +475,9 @@ def make_parser() -> argparse.ArgumentParser:
     showing = command('sites', run_sites, "list the sites and show which one this machine belongs to",
                       "Lists the sites, or shows everything about one site.")
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    showing.add_argument('--format', choices=formats.FORMATS, dest='form',
-                         help="print the values for use without modules: 'env' for a shell or --env-file, 'markdown' "
-                              "for a documentation page (without NAME: a table of all sites)")
+    showing.add_argument('--format', choices=('env', 'markdown'), dest='form',
+                         help="'env' prints the values for use without modules, in a shell or as --env-file; "
+                              "'markdown' a table of all sites for a documentation page")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', lambda args: lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note),
@@ -579,7 +525,6 @@ def make_parser() -> argparse.ArgumentParser:
     writing.add_argument('--complete', action='store_true', help="on a compute node: add what the file lacks")
     writing.set_defaults(function=write.run_new)
     bench.add_parser(commands)
-    check.add_parsers(commands)
     report.add_parser(commands, site_text)
     return parser
 

@@ -26,12 +26,13 @@ def on_files(files, config):
 
 
 def systems():
-    """{page: what the site files say there}: a table of all, and a part for each system without a page of its own."""
+    """{page: what the site files say there}: a table of all, and all of each system without a page of its own."""
     sites = load_all({'HOME': '/nonexistent'})
+    texts = {site: formats.everything(site).replace(f'{ROOT}/', '') for site in sites}
     own = [path.stem for path in (ROOT / 'docs/systems').glob('*.md')] + ['local']
     return {'systems/README.md': formats.overview(sites),
-            'systems/others.md': '\n'.join('#' + formats.render(site, 'markdown').replace('\n#', '\n##')
-                                           for site in sites if site.name.split('_ice')[0] not in own)}
+            'systems/others.md': ''.join(f'## {site.title}\n\n```text\n{texts[site]}```\n\n'
+                                         for site in sites if site.name.split('_ice')[0] not in own)}
 
 
 MADE = systems()

@@ -14,11 +14,12 @@ from easybuild.tools.config import build_option, source_paths, update_build_opti
 from easybuild.tools.filetools import (
     adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
 from slingtorch.install.container_image import (
-    check_digest, check_sif, explain_error, hash_image, removed_on_error, transfer_image)
+    check_digest, check_sif, explain_error, removed_on_error, transfer_image)
 from slingtorch.install.container_module import module_text
 from slingtorch.install.container_runtime import (
     HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directories)
 from slingtorch.install.dependencies import last_lines, run, with_parameters
+from slingtorch.lockfile import sha256
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
@@ -327,7 +328,7 @@ class Singularity(RunScripts):
                 if transfer in CHOICES['image_transfer']:
                     digest = transfer_image(transfer, origin, target)
                 else:
-                    digest = hash_image(target)
+                    digest = sha256(target)
                 check_sif(target)
                 with open(target, 'rb') as stream:
                     os.fsync(stream.fileno())  # a file system may report only now that it is full

@@ -1,62 +1,39 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # No launcher started this process: is it meant to be the only one? Sourced by ranks.bash if it finds no launcher.
 
-# How batch systems give the size of a job. Fields: a variable that their jobs have | what starts ranks | variables with
-# a number of nodes or tasks, with a file of one host per line (*FILE), or with hosts and slots in turn (*_HOSTS).
-# Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference, environment variables;
-# sge_pe(5) and qsub(1) of Grid Engine, whose jobs have SGE_TASK_ID; oarsub(1); HTCondor's manual, parallel universe;
-# AWS Batch's guide, multi-node jobs; Fujitsu's job operation manual (PJM_NODE); MPICH's hydra (LOADL_HOSTFILE);
-# HyperQueue's docs, multi-node tasks; Google Batch's API, requireHostsFile; SkyPilot's docs, distributed jobs;
-# LeaderWorkerSet's docs; torch/distributed/argparse_util.py (PET_NNODES, which Kubeflow sets for torchrun).
-_batch_systems=(
-    'SLURM_JOB_ID srun SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE'
-    'PBS_JOBID mpiexec PBS_NODEFILE,PBS_NUM_NODES'
-    'LSB_JOBID mpirun LSB_DJOB_HOSTFILE,LSB_MCPU_HOSTS'
-    'PE_HOSTFILE mpirun PE_HOSTFILE,NHOSTS'
-    'SGE_TASK_ID mpirun NHOSTS'
-    'OAR_JOB_ID mpirun OAR_NODEFILE'
-    'COBALT_JOBID mpiexec COBALT_NODEFILE'
-    '_CONDOR_NPROCS mpirun _CONDOR_NPROCS'
-    'AWS_BATCH_JOB_ID mpirun AWS_BATCH_JOB_NUM_NODES'
-    'PJM_JOBID mpiexec PJM_NODE'
-    'LOADL_STEP_ID mpirun LOADL_HOSTFILE'
-    'HQ_NODE_FILE mpirun HQ_NODE_FILE'
-    'BATCH_HOSTS_FILE mpirun BATCH_HOSTS_FILE'
-    'SKYPILOT_NUM_NODES torchrun SKYPILOT_NUM_NODES'
-    'LWS_GROUP_SIZE torchrun LWS_GROUP_SIZE'
-    'PET_NNODES torchrun PET_NNODES'
-)
+# Variables that give the size of a job: a number of nodes or tasks, a file of one host per line (*FILE), or hosts and
+# slots in turn (*_HOSTS). Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference,
+# environment variables; sge_pe(5) and qsub(1) of Grid Engine, whose jobs have SGE_TASK_ID; oarsub(1); HTCondor's manual,
+# parallel universe; AWS Batch's guide, multi-node jobs; Fujitsu's job operation manual (PJM_NODE); MPICH's hydra
+# (LOADL_HOSTFILE); HyperQueue's docs, multi-node tasks; Google Batch's API, requireHostsFile; SkyPilot's docs,
+# distributed jobs; LeaderWorkerSet's docs; torch/distributed/argparse_util.py (PET_NNODES, which Kubeflow sets).
+_sizes=SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE,PBS_NODEFILE,PBS_NUM_NODES,LSB_DJOB_HOSTFILE,LSB_MCPU_HOSTS
+_sizes+=,PE_HOSTFILE,NHOSTS,OAR_NODEFILE,_CONDOR_NPROCS,AWS_BATCH_JOB_NUM_NODES,PJM_NODE,LOADL_HOSTFILE,HQ_NODE_FILE
+_sizes+=,BATCH_HOSTS_FILE,SKYPILOT_NUM_NODES,LWS_GROUP_SIZE,PET_NNODES
 # rank variables of launchers that give the number of ranks in no known variable: PMIx (prun), jsrun, aprun,
 # MVAPICH2's mpirun_rsh, HPE MPT's mpiexec_mpt (radical.pilot), Intel's and Platform's older ones
 _unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPT_MPI_RANK,MPIRUN_RANK,PMI_ID,MPI_RANKID
 
 _on_purpose="For a single process use conda-python-simple; for one rank on purpose export RANK=0 WORLD_SIZE=1"
 
-_count_hosts() {  # HOST... -> count, without duplicates
-    local host
-    local -A different=()
-    for host; do different[$host]=1; done
-    count=${#different[@]}
-}
-
 _job_size() {  # NAME -> count: the size that this variable gives
-    local line fields=() listed=() i
-    count=0
+    local host i IFS=$' \t\r\n'
+    local -a fields
+    local -A different=()
     case $1 in
         *FILE)
             [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read, so the job's number of nodes is" \
                 "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
                 "the container. $_on_purpose"
-            while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || listed+=("$line"); done < "${!1}"
-            _count_hosts ${listed[@]+"${listed[@]}"} ;;
+            while read -r host _ || [[ -n $host ]]; do [[ -z $host ]] || different[$host]=1; done < "${!1}"
+            count=${#different[@]} ;;
         *_HOSTS)
             set -f
-            local IFS=$' \t\n'
             # shellcheck disable=SC2206  # split at blanks
             fields=(${!1})
             set +f
-            for ((i = 0; i < ${#fields[@]}; i += 2)); do listed+=("${fields[i]}"); done
-            _count_hosts "${listed[@]}" ;;
+            for ((i = 0; i < ${#fields[@]}; i += 2)); do different[${fields[i]}]=1; done
+            count=${#different[@]} ;;
         *)
             _need_number "$1" "${!1}"
             count=${!1} ;;
@@ -105,7 +82,7 @@ _refuse_lost_launcher() {
 }
 
 _check_alone() {  # looks for other ranks, which this one would wait for or miss
-    local row name starter names count known='' by='' tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
+    local name starter count known='' by='' tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
     if [[ -n ${SLURM_JOB_ID-}${SLURM_PROCID-} ]]; then
         _need_number SLURM_NTASKS "$tasks"
         ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would" \
@@ -118,20 +95,22 @@ _check_alone() {  # looks for other ranks, which this one would wait for or miss
     starter=mpiexec
     [[ -z ${PBS_JOBID-} || ${PBS_NODENUM:-0} =~ ^0*$ && ${PBS_TASKNUM:-1} =~ ^0*1?$ ]] ||
         _refuse_several "pbsdsh or a similar tool started this process on node ${PBS_NODENUM-} of the job"
-    for row in "${_batch_systems[@]}"; do
-        # shellcheck disable=SC2086  # split at blanks
-        set -- $row
-        [[ -n ${!1-} ]] || continue
-        starter=$2 names=${3//,/ } known=$1
-        for name in $names; do
-            [[ -n ${!name-} ]] || continue
-            known=job
-            _job_size "$name"
-            ((count <= 1)) || _refuse_several "this job has several nodes ($name: $count)"
-        done
-        [[ $known == job || $1 != @(SLURM|PBS)* ]] || _fail 1 "this is a job ($1=${!1}), but none of ${3//,/, } is" \
-            "set, so its number of nodes is unknown. Pass the job's variables to this process, or put $starter in" \
-            "front. $_on_purpose"
+    for name in ${_sizes//,/ }; do
+        [[ -n ${!name-} && ( $name != NHOSTS || -n ${SGE_TASK_ID-} ) ]] || continue
+        known+=$name
+        case $name in
+            SLURM*) starter=srun ;;
+            PBS* | PJM*) starter=mpiexec ;;
+            SKYPILOT* | LWS* | PET*) starter=torchrun ;;
+            *) starter=mpirun ;;
+        esac
+        _job_size "$name"
+        ((count <= 1)) || _refuse_several "this job has several nodes ($name: $count)"
+    done
+    for name in SLURM_JOB_ID PBS_JOBID; do
+        [[ -z ${!name-} || $known == *"${name%%_*}"* ]] || _fail 1 "this is a job ($name=${!name}), but none of its" \
+            "variables says how many nodes it has (${name%%_*}_...). Pass the job's variables to this process, or put" \
+            "srun or mpiexec in front. $_on_purpose"
     done
     # a flux batch script has no variables of a job: ask its instance for the number of brokers, one per node
     if [[ -n ${FLUX_URI-} ]]; then

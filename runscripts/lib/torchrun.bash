@@ -3,31 +3,26 @@
 # conda-python-distributed, after ranks.bash, master.bash, gpus.bash and threads.bash.
 
 # Node rank, address and port come from the scheduler. With another rendezvous, torchrun would wait a minute or find
-# other nodes (torch/distributed/run.py). An option may be abbreviated (argparse), or be set by PET_*.
+# other nodes (torch/distributed/run.py). PET_* set the same options.
 _refuse_rendezvous() {  # OPTIONS OF TORCHRUN, SCRIPT AND ITS ARGUMENTS...
-    local word name own before=''
+    local word name may_follow=''
     local remedy='is set from the scheduler. Leave it out; to change the number of workers on each node, use'
     remedy+=' --torchrun=N; to change the port, export MASTER_PORT'
-    for own in RDZV_ENDPOINT RDZV_BACKEND RDZV_ID STANDALONE; do
-        name=PET_$own
+    for name in PET_RDZV_ENDPOINT PET_RDZV_BACKEND PET_RDZV_ID PET_STANDALONE; do
         [[ -z ${!name-} ]] || _fail 1 "--torchrun: $name=${!name} is an option of torchrun, but the rendezvous" \
             "${remedy/Leave it out/Unset $name}"
     done
     for word; do
-        name=${word%%=*}
-        name=${name//_/-}
-        case $name in
+        case ${word//_/-} in
             -m | --module | *.py | *.py[co] | */*) return ;;
-            --no-python | --run-path) name='' ;;  # no value follows
-            --?*)
-                for own in rdzv-endpoint rdzv-backend rdzv-id standalone nnodes node-rank nproc-per-node master-addr \
-                    master-port; do
-                    [[ --$own != "$name"* ]] || _fail 2 "--torchrun: --$own $remedy"
-                done ;;
-            -*) ;;
-            *) [[ $before == -* ]] || return 0 ;;   # the value of an option, else the script
+            --rdzv-[bei]* | --standalone | --nnodes* | --node-rank* | --nproc-per* | --master-[ap]*)
+                _fail 2 "--torchrun: ${word%%=*} $remedy" ;;
+            --no-python | --run-path) may_follow='' ;;
+            -*) may_follow='a value' ;;
+            *)
+                [[ -n $may_follow ]] || return 0    # the script
+                may_follow='' ;;
         esac
-        before=$name
     done
 }
 

@@ -5,12 +5,11 @@ slingtorch explain: what went wrong in a job, from its output or from the files 
 What is known stands in messages.txt and faults.txt, as data (docs/explain.md).
 """
 import gzip
-import io
 import json
 import os
 import re
 import sys
-from typing import Any, BinaryIO, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 from slingtorch import wrapped
 from slingtorch.explain.answers import answers
@@ -24,43 +23,13 @@ EXPLAINED, NOTHING_KNOWN = 0, 3
 OUTPUT_NAME = re.compile(r'\.(?:out|err|log|txt|output|error)(?:\.gz)?$|\.[oe]\d+(?:\.\d+)?$|^slurm-\d')
 
 
-class Utf16:
-    """A log in UTF-16, as PowerShell writes it, read as UTF-8."""
-
-    def __init__(self, stream: BinaryIO, encoding: str) -> None:
-        self.text = io.TextIOWrapper(stream, encoding, 'replace', newline='')
-
-    def read(self, size: int) -> bytes:
-        """About this many bytes."""
-        return self.text.read(size).encode('utf-8', 'replace')
-
-    def __enter__(self) -> 'Utf16':
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.text.close()
-
-
-def decoded(stream: Any) -> Any:
-    """A stream that gives bytes of text: what is compressed with gzip or in UTF-16 is read as such."""
-    start = stream.peek(64)[:64]
-    low, high = start[::2], start[1::2]
-    if start[:2] == b'\x1f\x8b':
-        return gzip.GzipFile(fileobj=stream)
-    if start[:2] in (b'\xff\xfe', b'\xfe\xff'):
-        return Utf16(stream, 'utf-16')
-    # without a mark: every other byte is zero, and no other one
-    for encoding, zero, other in (('utf-16-le', high, low), ('utf-16-be', low, high)):
-        if len(zero) > 1 and not zero.strip(b'\0') and b'\0' not in other:
-            return Utf16(stream, encoding)
-    return stream
-
-
 def open_log(path: str) -> Tuple[str, Any]:
-    """(name, binary stream) of a log; '-' is standard input."""
+    """(name, binary stream) of a log, decompressed if necessary; '-' is standard input."""
     if path == '-':
-        return 'standard input', decoded(sys.stdin.buffer)
-    return path, decoded(open(path, 'rb'))
+        name, stream = 'standard input', sys.stdin.buffer    # type: Tuple[str, Any]
+    else:
+        name, stream = path, open(path, 'rb')
+    return name, gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == b'\x1f\x8b' else stream
 
 
 def outputs(directory: str) -> List[str]:

@@ -2,14 +2,15 @@
 """
 The files of PyTorch's flight recorder: which rank did not come to which collective, and where in the program.
 
-They are pickles. What reads them here knows numbers, texts and containers alone, takes no more memory than a file is
-long, and keeps of its contents only what has the form that PyTorch writes (torch/csrc/distributed/c10d/FlightRecorder).
+They are pickles. Only numbers, texts and containers are read from them, and only what has the form that PyTorch writes
+is kept (torch/csrc/distributed/c10d/FlightRecorder).
 """
+import io
 import json
 import os
+import pickle
 import re
-import struct
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from slingtorch.explain.tables import ExplainError
 from slingtorch.job.findings import ranks_text
@@ -18,87 +19,23 @@ Entry = Dict[str, Any]
 DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
 MAX_DUMP_BYTES = 1 << 28
 MAX_TEXT = 500          # characters of a name, a size or a path that are kept
-MARK = object()
-
-# opcodes that are followed by a number of this form, and then by so many bytes
-SIZED = {b'X': '<I', b'\x8c': '<B', b'\x8d': '<Q', b'U': '<B', b'T': '<I', b'B': '<I', b'C': '<B', b'\x8e': '<Q',
-         b'\x8a': '<B', b'\x8b': '<I'}
-NUMBERS = {b'J': '<i', b'K': '<B', b'M': '<H', b'G': '>d'}
-CONSTANTS: Dict[bytes, Callable[[], Any]] = {
-    b'N': lambda: None, b'\x88': lambda: True, b'\x89': lambda: False, b'(': lambda: MARK,
-    b'}': dict, b']': list, b')': tuple}
-PUT, GET = {b'q': '<B', b'r': '<I'}, {b'h': '<B', b'j': '<I'}
 
 
-def unpickled(data: bytes) -> Any:
+class PlainUnpickler(pickle._Unpickler):    # type: ignore[misc,name-defined]
     """
-    The numbers, texts and containers of a pickle (protocols 2 to 5).
+    Reads the numbers, texts and containers of a pickle, and refuses classes and functions.
 
-    :raises ValueError, IndexError, KeyError, TypeError, struct.error: for anything else
+    The pickle module has this in Python too: the one in C reserves as many places as a file of nine bytes asks for.
     """
-    stack: List[Any] = []
-    memo: Dict[int, Any] = {}
-    place = 0
 
-    def number(form: str) -> Any:
-        nonlocal place
-        value = struct.unpack_from(form, data, place)[0]
-        place += struct.calcsize(form)
-        return value
-
-    def marked() -> List[Any]:
-        start = next(index for index in range(len(stack) - 1, -1, -1) if stack[index] is MARK)
-        items = stack[start + 1:]
-        del stack[start:]
-        return items
-
-    while True:
-        code, place = data[place:place + 1], place + 1
-        if code in SIZED:
-            size = number(SIZED[code])
-            value = data[place:place + size]
-            if len(value) < size:
-                raise ValueError("it ends within a string")
-            place += size
-            stack.append(int.from_bytes(value[:16], 'little', signed=True) if code in b'\x8a\x8b'
-                         else value.decode('utf-8', 'replace'))
-        elif code in NUMBERS:
-            stack.append(number(NUMBERS[code]))
-        elif code in PUT or code == b'\x94':
-            memo[number(PUT[code]) if code in PUT else len(memo)] = stack[-1]
-        elif code in GET:
-            stack.append(memo[number(GET[code])])
-        elif code and code in b'ute':
-            items = marked()
-            if code == b't':
-                stack.append(tuple(items))
-            elif code == b'e':
-                stack[-1].extend(items)
-            else:
-                stack[-1].update(zip(items[::2], items[1::2]))
-        elif code == b'a':
-            stack[-2].append(stack.pop())
-        elif code == b's':
-            key, item = stack[-2:]
-            del stack[-2:]
-            stack[-1][key] = item
-        elif code and code in b'\x85\x86\x87':
-            count = code[0] - 0x84
-            stack[-count:] = [tuple(stack[-count:])]
-        elif code in CONSTANTS:
-            stack.append(CONSTANTS[code]())
-        elif code in (b'\x80', b'\x95'):
-            number('<B' if code == b'\x80' else '<Q')
-        elif code == b'.':
-            return stack[-1]
-        else:
-            raise ValueError("it has the opcode %r, which the flight recorder never writes (its files name no classes)"
-                             % code)
+    def find_class(self, module: str, name: str) -> Any:
+        """Nothing has a class."""
+        raise pickle.UnpicklingError("it names %s.%s, but the flight recorder never writes a class" % (module, name))
 
 
 def text_of(value: Any) -> str:
-    """A text or number as a short text; of anything else ''."""
-    return str(value)[:MAX_TEXT] if isinstance(value, (str, int, float)) else ''
+    """A text, shortened; of anything else ''."""
+    return value[:MAX_TEXT] if isinstance(value, str) else ''
 
 
 def whole(value: Any) -> int:
@@ -139,8 +76,8 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
             return None
         content = handle.read()
     try:
-        data = json.loads(content.decode()) if start == b'{' else unpickled(content)
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, struct.error, RecursionError) as err:
+        data = json.loads(content.decode()) if start == b'{' else PlainUnpickler(io.BytesIO(content)).load()
+    except Exception as err:    # pylint: disable=broad-except  # whatever a damaged file makes of it
         raise ExplainError("%s is not a file of the flight recorder, or was cut off while it was written: %s"
                            % (path, err))
     if not isinstance(data, dict) or not isinstance(data.get('entries'), list):

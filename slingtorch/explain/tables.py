@@ -5,7 +5,12 @@ faults.txt (what a fault is, and what to do). docs/explain.md describes their fo
 """
 import os
 import re
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+try:
+    from re import _parser as sre_parse    # type: ignore[attr-defined]
+except ImportError:     # before Python 3.11
+    import sre_parse    # type: ignore[no-redef]
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 
@@ -17,8 +22,6 @@ BROAD = LEVELS[1:4]     # they never answer for a line that a cause knows
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')      # docs/explain.md
 PHASES = ('early', 'running')
 HEADER = re.compile(r'\[(?P<name>@?[a-z][a-z0-9-]+)(?P<options> [^\]]*)?\](?: (?P<rest>\S.*))?$')
-TOKEN = re.compile(r'\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P=\w+\)|\((?:\?(?:P<\w+>|<?[=!]|\w*:))?'
-                   r'|[*+?]\??|\{\d*,?\d*\}\??|[\s\S]')
 # what parts the texts of an expression without alternatives
 BETWEEN = re.compile(r'(?<!\\)\((?:\?(?:P<\w+>|:))?'
                      r'|(?:\\.|(?<!\\)\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\()])(?:[*?]|\{[\d,]*\})\??'
@@ -103,53 +106,33 @@ def needed(expression: str) -> Literals:
 
     :return: None if it spells out none
     """
-    if HARD.search(expression):
-        return alternatives(TOKEN.findall(expression), 0)[0]
+    if HARD.search(expression):     # Python's own parser, which takes ten times as long
+        return spelled_out(sre_parse.parse(expression))
     text = max(BETWEEN.split(expression), key=len)
     return [re.sub(r'\\(.)', r'\1', text)] if text else None
 
 
-def alternatives(tokens: List[str], place: int) -> Tuple[Literals, int]:
-    """The texts for what stands between bars from this token on, up to the bracket that closes it, and its place."""
-    texts: Literals = []
-    while True:
-        best, place = sequence(tokens, place)
-        texts = None if texts is None or best is None else texts + best
-        if place == len(tokens) or tokens[place] == ')':
-            return texts, place
-        place += 1
-
-
-def sequence(tokens: List[str], place: int) -> Tuple[Literals, int]:
-    """The texts for one alternative: of what it spells out and of its groups, the longest."""
+def spelled_out(parsed: Any) -> Literals:
+    """needed() for a parsed expression: the longest of its plain texts and of what its groups spell out."""
     found: List[List[str]] = []
-    run, end = '', len(tokens)
-    while place < end:
-        token = tokens[place]
-        if token == '|' or token == ')':
-            break
-        if token[0] == '(' and token[:4] != '(?P=':
-            found.append([run])
-            run = ''
-            inner, place = alternatives(tokens, place + 1)
-            if inner and token[-1] not in '=!' and not is_optional(tokens, place + 1):
-                found.append(inner)
-        elif len(token) == 1 and token not in '.^$*+?' or token[0] == '\\' and not token[1].isalnum():
-            run += '' if is_optional(tokens, place + 1) else token[-1]
-            if place + 1 < end and tokens[place + 1][0] in '*+?{':
-                found.append([run])
-                run = ''
-        else:
-            found.append([run])
-            run = ''
-        place += 1
-    best = max(found + [[run]], key=lambda texts: min(map(len, texts)))
-    return best if min(map(len, best)) else None, place
-
-
-def is_optional(tokens: List[str], place: int) -> bool:
-    """Whether what stands before this token need not be there."""
-    return place < len(tokens) and (tokens[place][0] in '*?' or tokens[place].startswith(('{0', '{,')))
+    plain = ''
+    for operation, value in [*parsed, (None, None)]:
+        if operation == sre_parse.LITERAL:
+            plain += chr(value)
+            continue
+        found.append([plain])
+        plain = ''
+        inner: Literals = None
+        if operation == sre_parse.SUBPATTERN and not value[1]:      # without flags of its own
+            inner = spelled_out(value[-1])
+        elif operation in (sre_parse.MAX_REPEAT, sre_parse.MIN_REPEAT) and value[0]:
+            inner = spelled_out(value[2])
+        elif operation == sre_parse.BRANCH:
+            branches = [spelled_out(branch) for branch in value[1]]
+            inner = sum(filter(None, branches), []) if all(branches) else None
+        found += [inner] if inner else []
+    best = max(found, key=lambda texts: min(map(len, texts)))
+    return best if min(map(len, best)) else None
 
 
 def sections(path: str) -> Iterator[Tuple[int, str, Optional['re.Match[str]']]]:

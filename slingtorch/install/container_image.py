@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Functions of the Singularity easyblock that check, copy, link and hash the file of an image (SIF)."""
-import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -11,6 +10,7 @@ from typing import Any, Iterator
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import remove, verify_checksum
+from slingtorch.lockfile import sha256
 
 # header of a SIF: interpreter line, magic, version, architecture, id; creation and modification time, numbers of free
 # and of all descriptors, offset and length of the descriptors and of the data
@@ -35,33 +35,19 @@ def check_sif(path: str) -> None:
 
 
 def transfer_image(how: str, source: str, target: str) -> str:
-    """Copy or symlink an image, reading it once; its sha256, or OSError."""
+    """Copy or symlink an image, reading it once; its sha256, or OSError, also if the file shrinks meanwhile."""
     if how == 'symlink':
         os.symlink(source, target)
-        return hash_image(target)
-    with open(target, 'xb') as copy:
-        return hash_image(source, copy)
-
-
-def hash_image(path: str, copy: Any = None) -> str:
-    """Read an image once, and optionally write it to an open file; its sha256, or OSError, also if the file shrinks."""
-    digest, hashing, done = hashlib.sha256(), None, 0
-    buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]
-    with open(path, 'rb', buffering=0) as src, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        size = os.fstat(src.fileno()).st_size
-        while done < size:
-            block = buffers[0][:src.readinto(buffers[0])]
-            if not block:
-                raise OSError(errno.EIO, "only %d of %d bytes could be read" % (done, size))
-            if hashing:
-                hashing.result()  # frees the other buffer
-            hashing = pool.submit(digest.update, block)
-            buffers.reverse()
-            if copy:
-                copy.write(block)
-                # makes the kernel write to the disk now, not only at the end: it writes what it may drop
-                os.posix_fadvise(copy.fileno(), done, len(block), os.POSIX_FADV_DONTNEED)
-            done += len(block)
+        return sha256(target)
+    digest, size = hashlib.sha256(), os.path.getsize(source)
+    with open(source, 'rb', buffering=0) as src, open(target, 'xb') as copy:
+        for block in iter(lambda: src.read(BLOCK_SIZE), b''):
+            digest.update(block)
+            copy.write(block)
+            # makes the kernel write to the disk now, not only at the end: it writes what it may drop
+            os.posix_fadvise(copy.fileno(), copy.tell() - len(block), len(block), os.POSIX_FADV_DONTNEED)
+        if copy.tell() < size:
+            raise OSError(errno.EIO, "only %d of %d bytes could be read" % (copy.tell(), size))
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ from typing import Any, List, Set
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError
 from slingtorch.job.elf import Library
-from slingtorch.job.nccl import offered
+from slingtorch.job.nccl import interfaces
 
 # (first release of NCCL, or of RCCL, which has the same numbers; oldest and newest ncclNetPlugin_v* that it accepts).
 # From src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
@@ -52,7 +52,7 @@ def misfit(version: Any, plugin: str, apis: Any) -> str:
 def exported_apis(path: str) -> Set[int]:
     """The set of numbers of the ncclNetPlugin_v* that a plugin exports."""
     try:
-        return set(offered(Library(path)))
+        return set(interfaces(Library(path).exported()))
     except (OSError, ValueError) as err:
         raise EasyBuildError("The plugin cannot be read: %s", err)
 

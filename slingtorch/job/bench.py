@@ -18,30 +18,27 @@ import statistics
 import sys
 import time
 
-from . import nccl
+from . import gather, nccl
 from .kinds import Any, Callable, Iterator
 from .machine import Machine
 from .messages import scratch_file
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
                       show_time, summary, table_row, write, wrong_values)
 
+# bytes of a float32, the type of all data sent
 ITEM = 4
-"""Bytes of a float32, the type of all data sent."""
-
+# all elements of rank r are r mod 127 + 1: sums over 100,000 ranks are exact in a float32
 VALUES = 127
-"""All elements of rank r are r mod 127 + 1: sums over 100,000 ranks are exact in a float32."""
-
 WARM_UP, MIN_REPEATS, MAX_REPEATS = 5, 3, 1000
+# if an operation takes more seconds than this, no larger size follows
 LONGEST = 5
-"""If an operation takes more seconds than this, no larger size follows."""
+# share of the free memory to use; libraries are assumed to need the size of the messages once more (gloo does)
 MEMORY_SHARE = 0.8
-"""Share of the free memory to use; libraries are assumed to need the size of the messages once more (gloo does)."""
+# after this time, a silent rank counts as dead
 TIMEOUT = datetime.timedelta(seconds=300)
-"""After this time, a silent rank counts as dead."""
-
+# prefixes of the variables that the file keeps: network settings, no secrets
 VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'TORCH_NCCL_', 'OMPI_MCA_', 'UCX_',
              'OMP_NUM_THREADS', 'SLINGTORCH_')
-"""Prefixes of the variables that the file keeps: network settings, no secrets."""
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -73,31 +70,17 @@ def largest_size(operation: str, ranks: int, free: float) -> int:
     return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
 
 
-class Job:
-    """This rank's place in the job, from the runscript's variables."""
-
-    def __init__(self) -> None:
-        try:
-            self.rank, self.ranks, self.local_rank, self.local_ranks = (
-                int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        except (KeyError, ValueError) as err:
-            raise BenchError("%s is not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
-                             "$RUNSCRIPTS/conda-python-distributed --bench'" % err)
-        self.node = Machine().node
-        self.name = "rank %d on %s" % (self.rank, self.node)
-
-    def gpu(self) -> 'Any':
-        """Select this rank's GPU; returns it."""
-        import torch
-        seen = torch.cuda.device_count()
-        if seen == 0:
-            raise BenchError("%s sees no GPU: ask the scheduler for GPUs (Slurm: --gpus-per-node)" % self.name)
-        if seen > 1 and self.local_rank >= seen:
-            raise BenchError("%s is local rank %d, but sees only %d GPUs: start one rank per GPU"
-                             % (self.name, self.local_rank, seen))
-        device = torch.device('cuda', self.local_rank if seen > 1 else 0)
-        torch.cuda.set_device(device)
-        return device
+def choose_gpu(torch: 'Any', name: str, local_rank: int) -> 'Any':
+    """Select this rank's GPU; returns it."""
+    seen = torch.cuda.device_count()
+    if seen == 0:
+        raise BenchError("%s sees no GPU: ask the scheduler for GPUs (Slurm: --gpus-per-node)" % name)
+    if seen > 1 and local_rank >= seen:
+        raise BenchError("%s is local rank %d, but sees only %d GPUs: start one rank per GPU"
+                         % (name, local_rank, seen))
+    device = torch.device('cuda', local_rank if seen > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
 
 
 class Measurement:
@@ -105,18 +88,24 @@ class Measurement:
     The job's process group: measures operations, and reports what it cannot measure.
 
     :ivar kind: one of KINDS
+    :ivar name: this rank and its node, for messages
     :ivar network: the network that carries the data; all networks if nodes differ
     """
 
-    def __init__(self, job: Job, options: 'Any') -> None:
+    def __init__(self, options: 'Any') -> None:
+        try:
+            self.rank, self.ranks, local_rank, self.local_ranks = (
+                int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
+        except (KeyError, ValueError) as err:
+            raise BenchError("%s is not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
+                             "$RUNSCRIPTS/conda-python-distributed --bench'" % err)
         import torch
         import torch.distributed as dist
-        if not dist.is_available():
-            raise BenchError("this PyTorch has no torch.distributed")
-        self.job, self.options, self.torch, self.dist = job, options, torch, dist
+        self.options, self.torch, self.dist, self.node = options, torch, dist, Machine().node
+        self.name = "rank %d on %s" % (self.rank, self.node)
         self.kind = options.backend or (
             'nccl' if torch.cuda.is_available() and dist.is_nccl_available() else 'gloo')
-        self.device = job.gpu() if self.kind in ('nccl', 'mpi-gpu') else 'cpu'
+        self.device = choose_gpu(torch, self.name, local_rank) if self.kind in ('nccl', 'mpi-gpu') else 'cpu'
         if not os.environ.get('OMP_NUM_THREADS'):
             torch.set_num_threads(1)
         log = None
@@ -126,10 +115,10 @@ class Measurement:
             # a dead peer ends this program, as it would end a training
             del os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'], os.environ['NCCL_ASYNC_ERROR_HANDLING']
         dist.init_process_group(self.kind.replace('-gpu', ''), timeout=TIMEOUT)
-        self.rank, size = dist.get_rank(), dist.get_world_size()
-        if size != job.ranks:
+        self.rank, size = dist.get_rank(), dist.get_world_size()    # MPI numbers them itself
+        if size != self.ranks:
             raise BenchError("MPI sees %d rank(s), but the job has %d: start the ranks with a launcher of this MPI "
-                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta)" % (size, job.ranks))
+                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta)" % (size, self.ranks))
         self.maximum([0.0])  # connects
         said = {'gloo': os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')}.get(self.kind, 'unknown')
         if log:
@@ -145,13 +134,13 @@ class Measurement:
 
     def gather(self, thing: 'Any') -> list:
         """A list of each rank's object."""
-        things = [None] * self.job.ranks
+        things = [None] * self.ranks
         self.dist.all_gather_object(things, thing)
         return things
 
     def forms(self, operation: str, send: 'Any', receive: 'Any') -> list:
         """Functions that run the operation once: on lists of tensors for a backend without the other form."""
-        dist, ranks = self.dist, self.job.ranks
+        dist, ranks = self.dist, self.ranks
         # PyTorch 2.13 renamed them, and warns about the old names
         gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
         scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
@@ -191,10 +180,10 @@ class Measurement:
             free, limit, source = Machine().free_memory()
             if free is None:
                 raise OSError("/proc/meminfo does not give the free memory")
-            share, where = free / self.job.local_ranks, '%s%s' % (
-                self.job.node, limit and ', whose job may use %s (%s)' % (show_size(limit), source) or '')
+            share, where = free / self.local_ranks, '%s%s' % (
+                self.node, limit and ', whose job may use %s (%s)' % (show_size(limit), source) or '')
         else:
-            share, where = self.torch.cuda.mem_get_info(self.device)[0], 'the GPU of ' + self.job.name
+            share, where = self.torch.cuda.mem_get_info(self.device)[0], 'the GPU of ' + self.name
         return min(self.gather((share, 'a rank has %s free on %s' % (show_size(share), where))))
 
     def seconds(self, function: 'Callable', repeats: int) -> list:
@@ -221,29 +210,29 @@ class Measurement:
     def check(self, function: 'Callable', operation: str, send: 'Any', receive: 'Any') -> tuple:
         """Run once with known values; returns the number of wrong ones on all ranks, and the place of the first."""
         receive.fill_(-1)
-        send.fill_(self.job.rank % VALUES + 1)
+        send.fill_(self.rank % VALUES + 1)
         function()
         number, where = 0, ''
-        wanted = expected(operation, self.job.ranks, self.job.rank)
+        wanted = expected(operation, self.ranks, self.rank)
         for index, (part, value) in enumerate(zip(receive.chunk(len(wanted)), wanted)):
             at = (part != value).nonzero().flatten()
             if len(at) and not number:
                 where = 'value %d is %g but must be %g' % (index * len(part) + int(at[0]), part[at[0]], value)
             number += len(at)
-        found = self.gather((number, '%s: %s' % (self.job.name, where)))
+        found = self.gather((number, '%s: %s' % (self.name, where)))
         return sum(count for count, _ in found), next((text for count, text in found if count), None)
 
     def operation(self, operation: str) -> 'Iterator':
         """Measure all sizes of an operation; yields rows for the file. :raises BenchError: the rest is not possible"""
-        if operation == 'send_receive' and self.job.ranks == 1:
+        if operation == 'send_receive' and self.ranks == 1:
             raise BenchError('a single rank has no partner')
         free, why = self.free()
-        size, largest = self.options.min, largest_size(operation, self.job.ranks, free)
+        size, largest = self.options.min, largest_size(operation, self.ranks, free)
         while size <= self.options.max:
             if size > largest:
                 raise BenchError('no size from %s on: %s' % (show_size(size), why))
             made = [self.torch.empty(count, dtype=self.torch.float32, device=self.device)
-                    for count in elements(operation, size, self.job.ranks) if count]
+                    for count in elements(operation, size, self.ranks) if count]
             tensors = made[0], made[-1]     # the same if the operation works in place
             function = self.supported(self.forms(operation, *tensors))
             wrong, where = self.check(function, operation, *tensors)
@@ -256,7 +245,7 @@ class Measurement:
             yield {
                 'kind': self.kind, 'operation': operation, 'size': size, 'bytes': actual, 'seconds': seconds,
                 'repeats': repeats, 'algorithm_bandwidth': actual / seconds / 1e9,
-                'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.job.ranks),
+                'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.ranks),
                 'wrong': wrong + again, 'first_wrong': where or where_again,
             }
             del made, tensors, function
@@ -265,27 +254,9 @@ class Measurement:
             size *= self.options.factor
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line's parser, the same for all ranks."""
-    parser = argparse.ArgumentParser(
-        prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
-            '  %-14s %s' % pair for pair in KINDS.items()))
-    parser.add_argument('--backend', choices=list(KINDS), help="default: nccl with GPUs, else gloo")
-    parser.add_argument('--operations', nargs='+', choices=OPERATIONS, default=OPERATIONS, help="default: all")
-    parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
-    parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
-                        help="default: 16G, or what fits into the free memory")
-    parser.add_argument('--factor', type=int, default=2, help="factor from one size to the next (default: 2)")
-    parser.add_argument('--seconds', type=float, default=0.3,
-                        help="time for each size, in 3 to 1000 repetitions (default: 0.3)")
-    parser.add_argument('--json', metavar='FILE', type=file_to_write, help="write the results for 'slingtorch bench'")
-    return parser
-
-
 def new_record(measurement: Measurement) -> dict:
     """The record before the first operation."""
-    torch, job, kind = measurement.torch, measurement.job, measurement.kind
+    torch, kind = measurement.torch, measurement.kind
     versions, notes = {'torch': str(torch.__version__)}, []
     if torch.cuda.is_available():
         versions['gpu'] = torch.cuda.get_device_name(0)
@@ -295,23 +266,24 @@ def new_record(measurement: Measurement) -> dict:
         notes.append("gloo, on CPUs: PyTorch %s sees no GPU, or has no NCCL" % torch.__version__)
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
-        'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
+        'ranks': measurement.ranks, 'ranks_per_node': measurement.local_ranks,
+        'nodes': -(-measurement.ranks // measurement.local_ranks),
         'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions,
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         'line_rates': Machine().line_rates(), 'networks': {kind: measurement.network}, 'notes': notes, 'results': []}
 
 
-def run(options: 'Any', job: Job) -> dict:
+def run(options: 'Any') -> dict:
     """Measure everything; returns the record."""
-    measurement = Measurement(job, options)
+    measurement = Measurement(options)
     record = new_record(measurement)
 
     def say(*lines):
-        if job.rank == 0:
+        if measurement.rank == 0:
             print(*lines, sep='\n', flush=True)
 
     def save():
-        if job.rank == 0 and options.json:
+        if measurement.rank == 0 and options.json:
             write(record, options.json)
 
     save()  # fails at once if the directory is not writable
@@ -333,15 +305,24 @@ def run(options: 'Any', job: Job) -> dict:
 
 def main(argv: list) -> int:
     """Run bench in one rank; returns the exit status."""
-    parser = make_parser()
+    parser = argparse.ArgumentParser(
+        prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
+            '  %-14s %s' % pair for pair in KINDS.items()))
+    parser.add_argument('--backend', choices=list(KINDS), help="default: nccl with GPUs, else gloo")
+    parser.add_argument('--operations', nargs='+', choices=OPERATIONS, default=OPERATIONS, help="default: all")
+    parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
+    parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
+                        help="default: 16G, or what fits into the free memory")
+    parser.add_argument('--factor', type=int, default=2, help="factor from one size to the next (default: 2)")
+    parser.add_argument('--seconds', type=float, default=0.3,
+                        help="time for each size, in 3 to 1000 repetitions (default: 0.3)")
+    parser.add_argument('--json', metavar='FILE', type=file_to_write, help="write the results for 'slingtorch bench'")
     options = parser.parse_args(argv)
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
         parser.error("--factor must be at least 2, --min at least 4, and --max at least --min")
-    what = "rank %s" % os.environ.get('RANK', '?')
     try:
-        job = Job()
-        what = job.name
-        return 1 if wrong_values(run(options, job)) else 0
+        return 1 if wrong_values(run(options)) else 0
     except BenchError as err:
         text = str(err)
     except ImportError as err:
@@ -352,7 +333,7 @@ def main(argv: list) -> int:
         if re.search('onnection|imeout|timed out|peer|ncclRemoteError|nccl', str(err)):
             text += ". A rank or its node is gone, or the network is blocked: the job's first error tells which " \
                     "(srun and mpiexec name the rank that ended first)"
-    print("bench: %s: %s" % (what, text), file=sys.stderr, flush=True)
+    gather.say('bench', Machine(), text)
     sys.stdout.flush()
     # destroying a process group hangs if a peer is gone
     os._exit(1)

@@ -31,7 +31,11 @@ HERE = os.path.dirname(os.path.abspath(__file__)) + '/'
 EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir|posix_spawn|remove|rename|rmdir|'
                      r'spawn|symlink|system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|'
                      r'sqlite3\.connect$')
-PDEATHSIG, SUBREAPER = 1, 36    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER (linux/prctl.h)
+PDEATHSIG = 1   # PR_SET_PDEATHSIG (linux/prctl.h)
+# Calls before an import that leave it certain. Others may provide the module, or start another program (exec). An exit
+# under a condition counts here, since a training does not end there on all ranks.
+IDLE = ('print', 'write', 'flush', 'exit', '_exit', 'quit', 'filterwarnings', 'simplefilter', 'basicConfig',
+        'getLogger', 'get', 'getenv', 'int', 'str', 'len')
 
 
 class Trial:
@@ -44,13 +48,11 @@ class Trial:
             self.place = tempfile.mkdtemp(prefix='slingtorch-', dir=next(
                 filter(os.path.isdir, [os.environ.get('SLINGTORCH_JOB_DIR', '')]), None))
         self.answers, answer = os.pipe()
-        # processes that it starts become children of this one when it ends, also those in sessions of their own
-        prctl = ctypes.CDLL(None).prctl
-        prctl(SUBREAPER, 1, 0, 0, 0)
         parent, self.pid = os.getpid(), os.fork()
         if not self.pid:
             try:
-                prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)   # it ends with this process
+                os.setsid()     # so that the processes that it starts can be ended, too
+                ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)     # it ends with this process
                 if os.getppid() == parent:
                     run(words, answer, self.place)
             finally:
@@ -62,39 +64,30 @@ class Trial:
         Its last message: 'wrong' (text, whether that is certain), 'untested' (text), 'shadows', 'worker', 'late'
         (texts), 'modules'; {} if there is none.
         """
-        ended, late, last = (0, 0), False, {}   # type: tuple, bool, dict
-        while not ended[0]:     # a process that an import started may keep the pipe
-            ended = os.waitpid(self.pid, os.WNOHANG)
-            if select.select([self.answers], [], [], 0 if ended[0] else 0.1)[0]:
+        ended, late, last = None, False, {}     # type: Any, bool, dict
+        while not ended:    # a process that an import started may keep the pipe
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if select.select([self.answers], [], [], 0 if ended else 0.1)[0]:
                 self.text += os.read(self.answers, 1 << 16)
-            if not ended[0] and not late and time.monotonic() > self.begin + LIMIT:
+            if not ended and not late and time.monotonic() > self.begin + LIMIT:
                 late = True
                 os.kill(self.pid, signal.SIGKILL)
         os.close(self.answers)
-        end_children()
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = os.waitpid(self.pid, 0)[1]
         shutil.rmtree(self.place, ignore_errors=True)
         for line in self.text.split(b'\n'):
             with contextlib.suppress(ValueError):
                 last.update(json.loads(line.decode()))
         if last.get('doing') and late:
             last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
-        elif last.get('doing') and ended[1] != OVER << 8:
-            how = 'signal %d' % os.WTERMSIG(ended[1]) if os.WIFSIGNALED(ended[1]) else \
-                'status %d' % os.WEXITSTATUS(ended[1])
+        elif last.get('doing') and status != OVER << 8:
+            how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
             # signal 9: the kernel lacked memory, perhaps due to this extra process; late imports may never happen
             last['wrong'] = ['%s ended the process with %s' % (last['doing'], how),
                              how != 'signal 9' and 'late' not in last]
         return last
-
-
-def end_children() -> None:
-    """End the processes below this one; those whose parent has ended become its children."""
-    for _ in range(syntax.DEEP):
-        for thread in os.listdir('/proc/self/task'):
-            with contextlib.suppress(OSError), open('/proc/self/task/%s/children' % thread) as stream:
-                for pid in map(int, stream.read().split()):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
 
 
 def has_effect(event: str, words: tuple, installed: tuple = ()) -> bool:
@@ -118,30 +111,33 @@ def has_effect(event: str, words: tuple, installed: tuple = ()) -> bool:
     return False
 
 
+def is_path(node: 'Any') -> bool:
+    """Whether a node is sys.path."""
+    return syntax.named(node) == 'path' and syntax.named(node.value) == 'sys'
+
+
 def changes_path(node: 'Any') -> bool:
     """Whether a statement changes sys.path or os.environ, also under one condition: if PATH not in sys.path."""
     if isinstance(node, ast.If):
         return not node.orelse and all(map(changes_path, node.body))
-    # what is changed: the target, or that whose method is called
-    called = getattr(getattr(node, 'value', None), 'func', None) if isinstance(node, ast.Expr) else None
-    changed = getattr(node, 'targets', None) or [getattr(node, 'target', None) or getattr(called, 'value', None)]
+    called = getattr(getattr(node, 'value', None), 'func', None)
+    changed = getattr(node, 'targets', None) or [getattr(node, 'target', called)]
     return isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and any(
-        isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
-        and (part.value.id, part.attr) in (('sys', 'path'), ('os', 'environ'))
-        for one in changed if one for part in ast.walk(one))
+        is_path(part) or syntax.named(part) == 'environ' for one in changed if one for part in ast.walk(one))
 
 
 def statements(text: bytes) -> 'Iterator[tuple]':
     """
     The script's top-level statements that affect its imports: (statement, whether it is an import, whether all
-    that may change sys.path or sys.modules before it is among these).
+    that may provide modules before it is among these).
     """
     sure = True
     for node in syntax.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)) or changes_path(node):
             yield node, isinstance(node, (ast.Import, ast.ImportFrom)), sure
         elif not isinstance(node, syntax.FUNCTIONS + (ast.ClassDef,)):
-            sure = sure and not any(isinstance(part, (ast.Call, ast.For, ast.While)) for part in ast.walk(node))
+            sure = sure and all(syntax.called(part) in IDLE if isinstance(part, ast.Call) else not is_path(part)
+                                for part in ast.walk(node))
 
 
 def beside(directory: str) -> list:

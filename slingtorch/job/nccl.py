@@ -50,18 +50,16 @@ def library_of(paths: list) -> 'Optional[elf.Library]':
     return next(elf.readable(path for path in paths if library_kind(path) in ('libnccl', 'librccl')), None)
 
 
+def interfaces(names: set) -> list:
+    """The numbers of a plugin's interfaces among these names, in order."""
+    found = (re.match(INTERFACE + r'(\d+)$', name) for name in names)
+    return sorted(int(match.group(1)) for match in found if match)
+
+
 def accepted(paths: list) -> tuple:
     """(interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None) without one."""
     library = library_of(paths)
-    if library is None:
-        return [], None
-    return [number for number in range(3, 30) if library.has_string(INTERFACE + str(number))], library.path
-
-
-def offered(library: elf.Library) -> list:
-    """Numbers of the interfaces that a plugin (elf.Library) has, in order."""
-    found = (re.match(INTERFACE + r'(\d+)$', name) for name in library.exported())
-    return sorted(int(match.group(1)) for match in found if match)
+    return (interfaces(library.names(INTERFACE)), library.path) if library else ([], None)
 
 
 def refuses_to_share(paths: list) -> bool:
@@ -78,13 +76,8 @@ def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
 
 
 def heard(log: 'Any') -> dict:
-    """The 'network' and 'provider' in NCCL's log."""
+    """The 'network' and libfabric's 'provider' in NCCL's log; None for what it does not name."""
     log.seek(0)
-    return dict(zip(('network', 'provider'), network(log.read().decode(errors='replace'))))
-
-
-def network(log: str) -> tuple:
-    """(network, libfabric's provider) in NCCL's log; None for what it does not name."""
-    found = (re.findall('(?m)' + pattern, log)[-1:] for pattern in (
-        r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'))
-    return tuple(names[0] if names else None for names in found)
+    text = log.read().decode(errors='replace')
+    return {name: (re.findall('(?m)' + pattern, text) or [None])[-1] for name, pattern in (
+        ('network', r'Using network (.+?)\s*$'), ('provider', r'Selected [Pp]rovider is ([^,\s]+)'))}

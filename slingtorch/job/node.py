@@ -126,7 +126,7 @@ def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Option
     level = 'red' if need else 'yellow'
     try:
         library = elf.Library(path)
-        apis, needed = nccl.offered(library), library.needed()
+        apis, needed = nccl.interfaces(library.exported()), library.needed()
     except (OSError, ValueError) as err:
         report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return

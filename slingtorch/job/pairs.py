@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 For vet.py: pairs of nodes measure over the backend of torch.distributed that a training uses (NCCL or RCCL on GPU
-memory, else gloo). Each node runs a process for each of its GPUs. Another process, on rank 0's node, has the store
-(meet.py) and sets the pairs of each round.
+memory, else gloo). Each node runs a process for each of its GPUs:
 
     python job pairs NUMBER LANES           the number of the GPU, as PyTorch counts them, or 0; how many a node has
-    python job pairs keep ROUNDS SECONDS    the process with the store
 
-Each pair has its own process group, so that a failing pair does not affect others. Prints JSON lines.
+The process of rank 0 (vet.py) has the store (meet.py) and sets the pairs of each round. Each pair has its own process
+group, so that a failing pair does not affect others.
 
 Keys in the store, besides the groups' own:
     lanes, lane-N       how many processes have joined, and the first message of each
     round-T             {'pairs': [[process, process], ...]} of a round, or {'word': the verdict}
     done-T, did-T-N     how many have ended this round, and what process N received
+    heard               how many have read the verdict
 """
 import collections
 import datetime
 import json
 import os
-import sys
 import threading
 import time
 
@@ -207,17 +206,19 @@ def play(number: int, lanes: int, descriptor: int) -> None:
 
 class Keeper:
     """
-    On rank 0's node: has the store, and lets all processes measure, round by round.
+    In the process of rank 0: has the store, and lets all processes measure, round by round.
 
     :ivar lanes: {number of a process: its first message, with the 'number' of its node; rank 0's node is 0}
     :ivar nodes: how many have come
     :ivar speeds: [[number of a GPU, numbers of two nodes, what each received: bytes per second or why not], ...]
     :ivar network: the network that NCCL's log names; '' if none
+    :ivar rounds: how many there were; :ivar took: their seconds
     """
 
     def __init__(self, store: 'Any') -> None:
         self.store, self.lanes, self.nodes, self.network = store, {}, 0, ''  # type: Any, dict, int, str
         self.failed, self.worked, self.speeds = collections.Counter(), set(), []  # type: Any, set, list
+        self.imported = self.took = 0.0
 
     def gather(self, nodes: int, end: float) -> None:
         """Wait until all processes of `nodes` nodes have come, at most until the time `end`."""
@@ -267,40 +268,41 @@ class Keeper:
             self.playing.discard(number)
         return said['error'][:300] if said else 'it did not answer'
 
+    def measure(self, rounds: int) -> None:
+        """Measure all rounds, at most this number."""
+        begin = time.monotonic()
+        self.rounds = min(rounds, self.nodes - 1 + self.nodes % 2) if self.nodes > 1 else 0
+        for turn in range(self.rounds):
+            self.round(turn)
+        self.took = time.monotonic() - begin
 
-def keep(rounds: int, seconds: float, descriptor: int) -> None:
-    """Run the store until standard input gives the verdict."""
-    environ, begin = os.environ, time.monotonic()
+    def tell(self, word: str) -> None:
+        """Tell all processes the verdict, and wait until they have read it."""
+        self.store.put('round-%d' % self.rounds, {'word': word})
+        end = time.monotonic() + meet.HEARD
+        while self.store.count('heard') < len(self.lanes) and time.monotonic() < end:
+            time.sleep(meet.LOOK)
+
+
+def keep(environ: 'Any', seconds: float) -> Keeper:
+    """A keeper, after all processes have come. :raises NotMet: there is no store"""
+    begin = time.monotonic()
     try:
         import torch.distributed    # noqa: F401
-        imported = time.monotonic() - begin
-        keeper = Keeper(meet.Store(environ, seconds))
-    except (meet.NotMet, ImportError, OSError) as err:
-        say(descriptor, {'error': str(err)})
-        return
+    except Exception as err:    # an installation may be broken in any way
+        raise meet.NotMet(first_lines(err))
+    keeper = Keeper(meet.Store(environ, seconds))
+    keeper.imported = time.monotonic() - begin
     nodes = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE'])
-    keeper.gather(nodes, time.monotonic() + patience(imported, nodes, seconds) + 2)
-    begin = time.monotonic()
-    count = min(rounds, keeper.nodes - 1 + keeper.nodes % 2) if keeper.nodes > 1 else 0
-    for turn in range(count):
-        keeper.round(turn)
-    say(descriptor, {'lanes': list(keeper.lanes.values()), 'speeds': keeper.speeds, 'network': keeper.network,
-                     'kind': keeper.kind, 'rounds': count, 'imported': imported, 'took': time.monotonic() - begin})
-    word = json.loads(sys.stdin.readline())
-    keeper.store.put('round-%d' % count, {'word': word})
-    end = time.monotonic() + meet.HEARD
-    while keeper.store.count('heard') < len(keeper.lanes) and time.monotonic() < end:
-        time.sleep(meet.LOOK)
+    keeper.gather(nodes, time.monotonic() + patience(keeper.imported, nodes, seconds) + 2)
+    return keeper
 
 
 def main(argv: list) -> None:
     """Run the program; never returns, since exit handlers may hang."""
     descriptor = messages.as_child()
     try:
-        if argv[0] == 'keep':
-            keep(int(argv[1]), float(argv[2]), descriptor)
-        else:
-            play(int(argv[0]), int(argv[1]), descriptor)
+        play(int(argv[0]), int(argv[1]), descriptor)
     except BaseException as err:    # every error is an answer
         say(descriptor, {'error': first_lines(err)})
     os._exit(0)

@@ -22,8 +22,6 @@ ENDS, LISTED = 64 << 10, 20000
 MISSING = 'No module named|cannot open shared object'
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
-# options that name what a program reads
-INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 # variables that name the rank or its place, so that they differ, or belong to the launcher
 PER_RANK = re.compile(r'.*(RANK|LOCALID|PROCID|NODEID|HOST|NODE|VISIBLE|_PID)|(SLURM|PMI|PMIX|PALS|OMPI|MPI|HYDRA|PBS|'
                       r'SLINGTORCH|MASTER|TORCHELASTIC)_|(HOME|PWD|TMPDIR|TMP|TEMP|PATH)$', re.I)
@@ -56,19 +54,18 @@ def of_module(name: str) -> tuple:
     (file that 'python -m NAME' runs, directory of its top-level package), found without importing a package; '' if it
     is not a file. :raises OSError: there is no such module
     """
-    places, found, top = [os.getcwd(), *sys.path], '', ''
-    for part in name.split('.'):
-        spec = importlib.machinery.PathFinder.find_spec(part, places)
-        if not spec:
-            # another finder may know it: that of an editable installation
-            with contextlib.suppress(ImportError, ValueError):
-                if not top and not importlib.util.find_spec(part):
-                    raise FileNotFoundError(errno.ENOENT, 'no such module')
-            return '', ''
-        places = list(spec.submodule_search_locations or ())
-        found, top = spec.origin or '', top or os.path.dirname((places + [spec.origin or ''])[0])
-    main = importlib.machinery.PathFinder.find_spec('__main__', places) if places else None
-    return main.origin if main else '' if places else found, top
+    top, *rest = name.split('.')
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    with contextlib.suppress(ImportError, ValueError):
+        # another finder may know it: that of an editable installation
+        if not spec and not importlib.util.find_spec(top):
+            raise FileNotFoundError(errno.ENOENT, 'no such module')
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    for place in places:
+        for path in (os.path.join(place, *rest, '__main__.py'), os.path.join(place, *rest) + '.py'):
+            if os.path.isfile(path):
+                return path, os.path.dirname(place)
+    return (spec.origin, os.path.dirname(spec.origin)) if spec and spec.origin and not places else ('', '')
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
@@ -87,23 +84,13 @@ def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Compare the GPU that the script uses with those that the first rank of the node sees."""
-    if not gpus or program.local < 2:
-        return
-    texts = list(program.files.values())
-    script, text = texts[0], b''.join(texts)
-    if any(re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
-           for words in map(program.words, program.gpu_numbers())):
-        if program.local > len(gpus):
-            report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the "
-                       "%d ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
-                       "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
-                       "SLINGTORCH_GPU_VISIBILITY")
-    elif len(gpus) > 1 and b'init_process_group' in script and not re.search(    # a framework chooses the GPU itself
-            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) and not re.search(
-                b'set_device|VISIBLE_DEVICES', text) and re.search(
-                    rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script):
-        report.add('yellow', 'gpus', "each rank uses GPU 0, but all ranks of this node see the same %d GPUs"
-                   % len(gpus), "use srun --gpus-per-task=1, or call torch.cuda.set_device(LOCAL_RANK)")
+    if gpus and len(gpus) < program.local and any(
+            re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
+            for words in map(program.words, program.gpu_numbers())):
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d "
+                   "ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+                   "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
+                   "SLINGTORCH_GPU_VISIBILITY")
 
 
 def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
@@ -140,7 +127,8 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **written)
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None
                        for path, node in made.items()}
-    look_at_variables(report, program, details)
+    details['reads'] = [name for name in program.variables()
+                        if not PER_RANK.match(name) and '/' not in environ.get(name, '')]
     look_at_reads(report, program, reads, set(details['written']))
     details['mpi'] = any(re.search(b'mpi4py|horovod|slingmpi', content) for content in program.files.values())
     details['compiles'] = any(map(rules.compiles, program.nodes))
@@ -149,50 +137,22 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
                              for node in program.calls for word, value in keywords(node).items())
 
 
-def look_at_variables(report: 'Report', program: 'Program', details: dict) -> None:
-    """Variables that the program reads: report those not set; list in the details those that ranks must share."""
-    details['reads'] = []
-    for name, must in sorted(program.variables().items()):
-        value = program.environ.get(name)
-        if value is None and must:
-            report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (
-                program.where(must[0]), name), "export %s before srun" % name)
-        if not PER_RANK.match(name) and '/' not in (value or ''):
-            details['reads'].append(name)
-
-
 def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
-    """The paths that the program reads: note their contents for a comparison, and report those that are missing."""
-    paths = {path: node for path, node in reads.items() if path not in written and not (
-        'chdir' in program.names and not os.path.isabs(path))}
+    """Note the contents of the paths that the program reads, for a comparison."""
+    paths = {path for path in reads if path not in written and (os.path.isabs(path) or 'chdir' not in program.names)}
     for name in program.variables():
         value = program.environ.get(name, '')
         if os.path.isabs(value) and not PER_RANK.match(name) and not re.search('SCRATCH|CACHE|TMP|WORK', name) and not (
                 OUTPUT.match(name) or any((path + '/').startswith(value.rstrip('/') + '/') for path in written)):
-            paths.setdefault(value, None)
-    look_at_paths(report, 'named', sorted(path for path, node in paths.items() if node or os.path.isabs(path) or '.' in
+            paths.add(value)
+    look_at_paths(report, 'named', sorted(path for path in paths if os.path.isabs(path) or '.' in
                                           os.path.basename(path) or os.path.exists(path))[:ARGUMENTS])
-    asked = {program.text(node.args[0] if node.args else getattr(node.func, 'value', None))[0] for node in program.calls
-             if re.match('l?exists$|is_?(file|dir|link)$|access$|stat$', called(node))}
-    for path, node in sorted(paths.items()):
-        if node and not os.path.lexists(path) and path not in asked and not program.optional(node) and not any(
-                re.search('download|urlretrieve|snapshot|wget', name) for name in program.names) and not any(
-                    (path + '/').startswith(one.rstrip('/') + '/') for one in written):
-            report.add('yellow', 'script', "%s: the program reads %s, which does not exist on this node" % (
-                program.where(node), path), "correct the path, or put it on a file system that all nodes have")
 
 
 def look_at_arguments(report: 'Report', words: list) -> None:
     """The paths among the arguments of the script."""
-    paths = [(option, value) for option, value in arguments_of(program_of(words)[2])
-             if value and '://' not in value and not OUTPUT.match(option)]
-    look_at_paths(report, 'argument', [value for _, value in paths])
-    for option, value in paths:
-        # anything else that is missing may be a name or a pattern, or the program may create it
-        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.exists(value):
-            report.add('yellow', 'script', "%s: %s%s does not exist on this node" % (
-                option, value, ', a link, leads to what' * os.path.islink(value)),
-                       "correct the path, or put it on a file system that all nodes have")
+    look_at_paths(report, 'argument', [value for option, value in arguments_of(program_of(words)[2])
+                                       if value and '://' not in value and not OUTPUT.match(option)])
 
 
 def listing(directory: str) -> str:

@@ -18,9 +18,6 @@ COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatt
 OF_FSDP = ('state_dict', 'full_tensor', 'clip_grad_norm_', 'get_model_state_dict', 'get_state_dict', 'backward')
 DDP, FSDP = {'DistributedDataParallel', 'DDP'}, {'FullyShardedDataParallel', 'FSDP', 'fully_shard'}
 FRAMEWORKS = re.compile('accelerat|lightning|deepspeed|horovod|ignite|composer', re.I)
-# modules with parameters
-LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?|LSTM|GRU|RNN|Transformer\w*|'
-                    r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
 # calls whose result does not depend on the order of their arguments' elements, some that keep it, and some in a loop
 # that do something in its order
 UNORDERED = re.compile('.*sort|(len|sum|min|max|any|all|set|frozenset|bool|isinstance|print|debug|info|warning)$')
@@ -28,10 +25,8 @@ KEEP = ('list', 'tuple', 'map', 'filter', 'iter', 'reversed')
 ORDERED = ('append', 'extend', 'insert', 'setattr', 'add_module', 'register_module', 'setdefault') + COLLECTIVES
 # calls in which the order of a set matters; other functions may want a set
 INDEXES = ('enumerate', 'zip', 'next', 'tensor', 'array', 'join')
-# functions with which all ranks would write or remove the same file
-ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
-        'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
-        'makedirs': 'make', 'symlink': 'make', 'symlink_to': 'make'}
+# functions with which all ranks would write the same file, and the number of the argument that is its path
+SAVERS = {'save': 1, 'save_file': 1, 'save_pretrained': 0}
 # calls that draw random numbers, and names of what sets a seed
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 # names of values that differ from rank to rank
@@ -39,7 +34,6 @@ OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brandom\b|\br
 LOCAL = 'local_?rank|LOCALID'
 # seconds that ranks should have, at least, to reach a collective
 TIMEOUT = 60
-LET_IT = "remove it: conda-python-distributed sets it"
 
 
 def compiles(node: 'Any') -> bool:
@@ -57,61 +51,57 @@ def group(program: 'Program') -> 'Iterator[tuple]':
         words = keywords(node)
         backend = value(words.get('backend', (node.args + [None])[0]))
         # if there are several, or a condition decides, this job need not call this one
-        if program.chosen(node) or not program.reached(node) or 'store' in words or backend == 'fake':
+        if program.chosen(node) or 'store' in words or backend == 'fake':
             continue
         sure = '!' * program.certain(node)
-        size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out (default: RANK)"
-        if isinstance(size, int) and size > 0 and size != program.world:
-            yield node, sure + "init_process_group(world_size=%d), but this job has %d ranks" % (size, program.world), \
-                "leave world_size and rank out: they are read from WORLD_SIZE and RANK"
+        size, rank = value(words.get('world_size')), literal(words.get('rank'))
+        method = str(literal(words.get('init_method')))
+        master, host = program.environ.get('MASTER_ADDR'), re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
+        own = host and re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
+        for wrong, text in (
+                (isinstance(size, int) and size > 0 and size != program.world,
+                 sure + "init_process_group(world_size=%s), but this job has %d ranks" % (size, program.world)),
+                (type(rank) is int and rank >= 0 and program.world > 1,
+                 sure + "all %d ranks call init_process_group(rank=%s)" % (program.world, rank)),
+                (program.several and 'device_count' in program.words(words.get('world_size')),
+                 "init_process_group() uses the number of GPUs on a node as the number of ranks in the job"),
+                (program.several and re.search(LOCAL, program.words(words.get('rank')), re.I),
+                 "init_process_group() uses the local rank as the rank"),
+                (program.several and method.startswith('file:'),
+                 "init_method='%s' works only if all nodes share this file, its file system supports locks, and no "
+                 "earlier job has left the file behind" % method),
+                (program.several and host and host.group(1) != master,
+                 (sure if own else '') + "init_method='%s' means %s, but MASTER_ADDR=%s" % (
+                     method, 'another host on each node' if own else 'a fixed host', master))):
+            if wrong:
+                yield node, text, "leave world_size, rank and init_method out: they are read from the environment"
         if backend == 'nccl' and not program.gpus:
             yield node, sure + "init_process_group('nccl'), but this rank sees no GPU", \
                 "ask for GPUs, or use 'gloo' if torch.cuda.is_available() is false"
-        if re.search('device_count', program.words(words.get('world_size'))) and program.several:
-            yield node, "init_process_group() uses the number of GPUs on a node as the number of ranks in the job", \
-                "leave world_size out: it is read from WORLD_SIZE"
-        if type(rank) is int and rank >= 0 and program.world > 1:
-            yield node, sure + "all %d ranks call init_process_group(rank=%d)" % (program.world, rank), leave
-        if program.several and re.search(LOCAL, program.words(words.get('rank')), re.I):
-            yield node, "init_process_group() uses the local rank as the rank", leave
         for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
             time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
             if isinstance(time, (int, float)) and time < least:
                 yield node, "a rank has only %g %s to reach a collective" % (time, word), \
                     "raise timeout: another rank may be writing a checkpoint, or compiling"
-        method, master = str(literal(words.get('init_method'))), program.environ.get('MASTER_ADDR')
-        host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
-        if program.several and method.startswith('file:'):
-            yield node, "init_method='%s' works only if all nodes share this file, its file system supports locks, " \
-                "and no earlier job has left the file behind" % method, "leave it out"
-        elif program.several and host and host.group(1) != master:
-            own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
-            yield node, "%sinit_method='%s' means %s, but MASTER_ADDR=%s" % (
-                sure if own else '', method, 'another host on each node (localhost)' if own else 'a fixed host',
-                master), "leave init_method out: the default (env://) reads MASTER_ADDR"
 
 
 def ranks(program: 'Program') -> 'Iterator[tuple]':
     """Ranks that the program confuses, starts again, or sets differently from the launcher."""
-    cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
         # a program may be for both: with a launcher, and without one
-        perhaps = isinstance(node, (ast.Assign, ast.Call)) and (program.optional(node) or program.chosen(node))
+        perhaps = isinstance(node, (ast.Assign, ast.Call)) and program.chosen(node)
         if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and not perhaps:
             yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
                 "node: each rank would start its own set" % program.local, \
                 "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
-            told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
-            if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
-                    text != program.environ.get(str(key)) and not perhaps:
-                yield node, "sets %s='%s', but this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
-            if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
-                    one.startswith(text.lstrip('=')) for one in cards):
-                yield node, "sets %s='%s', but this node has no such interface" % (key, text), \
-                    "remove it, or name one of: " + ', '.join(cards)
+            key, text = str(program.value(getattr(target, 'slice', None))), str(literal(value))
+            own, sets = program.environ.get(key), named(getattr(target, 'value', None)) == 'environ'
+            if sets and isinstance(value, ast.Constant) and text != own and not perhaps and \
+                    key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'):
+                yield node, "sets %s='%s', but this job has %s" % (key, text, own), \
+                    "remove it: conda-python-distributed sets it"
             if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
                     literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
                 yield node, "uses the local rank as the rank", "read RANK from the environment"
@@ -144,28 +134,13 @@ def order(program: 'Program') -> 'Iterator[tuple]':
             yield node, "only some ranks call %s(): %s" % (
                 '%s(), which calls %s' % (name, calls) if calls else name, "the parameters of the others do not change"
                 if name == 'step' else "they wait for the others"), "have all ranks call it"
-        if name in ONCE and not program.for_one_rank(node):
-            yield from once(program, node, name, ONCE[name])
+        at = SAVERS.get(name, 9) if name != 'save' or owner(node) == 'torch' else 9
+        if len(node.args) > at and not program.for_one_rank(node) and not re.search(
+                'rank|pid|host|uuid|LOCALID|temp|job', program.words(node.args[at]), re.I):
+            yield node, "all ranks write the same file with %s()" % name, "if dist.get_rank() == 0: %s(...)" % name
         if literal(words.get('download')) is True and not program.for_one_rank(node):
             yield node, "all ranks download the same data set with %s()" % name, \
                 "download on local rank 0, then call barrier()"
-
-
-def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
-    """A file or directory that all ranks write, rename, remove or make."""
-    paths = node.args[:2]
-    if name in ('replace', 'move', 'remove') and owner(node) not in ('os', 'shutil'):
-        return      # of a text, or of a list
-    if name == 'save':
-        paths = node.args[1:2] * (owner(node) == 'torch')
-    elif what != 'write' and owner(node) not in ('os', 'shutil', ''):
-        paths = [node.func.value] if isinstance(node.func, ast.Attribute) else []     # of a Path
-    text = ' '.join(map(program.words, paths))
-    harmless = what == 'make' and (literal(keywords(node).get('exist_ok')) or program.optional(node))
-    if paths and not harmless and (what == 'write' or any(map(program.directory, paths))) and not re.search(
-            'rank|pid|host|uuid|LOCALID|temp|job|tmpdir', text, re.I):
-        yield node, "all ranks %s the same %s with %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
-            name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
 
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
@@ -265,25 +240,8 @@ def elements(program: 'Program') -> 'Iterator[tuple]':
 
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
-    """Parameters that DistributedDataParallel does not see, and steps that bypass it."""
-    wraps = [node for node in program.calls if called(node) in DDP]
-    if wraps and not any(literal(keywords(node).get(word)) for node in wraps
-                         for word in ('find_unused_parameters', 'static_graph')):
-        read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
-                if not isinstance(getattr(part, 'ctx', None), ast.Store)}
-        for part in program.nodes:
-            target = part.targets[0] if isinstance(part, ast.Assign) else None      # type: Any
-            if not isinstance(target, ast.Attribute) or named(target.value) != 'self' or not LAYERS.match(
-                    called(part.value)):
-                continue
-            above = [one for one, _ in program.around(part) if isinstance(one, ast.ClassDef)] + [part]
-            inside = list(ast.walk(above[0]))
-            if target.attr not in read and getattr(above[0], 'name', '') in program.used and any(
-                    getattr(one, 'name', '') == 'forward' for one in inside) and not {
-                        'children', 'modules', 'named_children', 'named_modules', 'getattr'} & set(map(called, inside)):
-                yield part, "forward() does not use self.%s: DistributedDataParallel stops at the second step" % (
-                    target.attr), "remove it, or use DistributedDataParallel(find_unused_parameters=True)"
-    for node in wraps:
+    """Steps that bypass DistributedDataParallel."""
+    for node in filter(lambda node: called(node) in DDP, program.calls):
         inner = named(node.args[0]) if node.args and isinstance(node.args[0], ast.Name) else ''
         outer = {named(target) for target in getattr(program.above.get(id(node)), 'targets', ())} - {''}
         for call in program.calls if outer else ():

@@ -83,13 +83,18 @@ def literal(node: 'Any') -> 'Any':
 
 
 def variable(node: 'Any') -> 'Optional[tuple]':
-    """(name of the environment variable that an expression reads, its default, whether the variable must be set)."""
-    name, default, must = None, None, False     # type: Any, Any, bool
+    """(name of the environment variable that an expression reads, its default)"""
+    name, default = None, None     # type: Any, Any
     if isinstance(node, ast.Subscript) and named(node.value) == 'environ' and isinstance(node.ctx, ast.Load):
-        name, must = literal(node.slice), True
+        name = literal(node.slice)
     elif called(node) == 'getenv' or called(node) == 'get' and owner(node) == 'environ':
         name, default = (list(map(literal, node.args[:1])) + [None])[0], (node.args + [None, None])[1]
-    return (name, default, must) if isinstance(name, str) else None
+    return (name, default) if isinstance(name, str) else None
+
+
+def parent(path: str) -> str:
+    """The directory of a path, with UNKNOWN if the path has it."""
+    return os.path.dirname(path) + UNKNOWN if UNKNOWN in path else os.path.dirname(path) or '.'
 
 
 def main_block(node: 'ast.AST') -> bool:
@@ -263,52 +268,42 @@ class Program:
 
     def known(self, node: 'Any', deep: int = DEEP) -> str:
         """The text or path that an expression gives, with UNKNOWN in place of what only running it would show."""
-        read, name, path = variable(node), called(node), UNKNOWN     # type: Any, str, str
         if not deep or node is None:
             return UNKNOWN
-        texts = [self.known(part, deep - 1) for part in (
-            node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right] if isinstance(node, ast.BinOp)
-            else node.args if isinstance(node, ast.Call) else ())]
+
+        def of(part: 'Any') -> str:
+            return self.known(part, deep - 1)
+
+        read, text = variable(node), literal(node)
         if read:
-            value = self.environ.get(read[0])
-            return value if value is not None else self.known(read[1], deep - 1)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return node.value
-        if isinstance(node, ast.FormattedValue) and not node.format_spec:
-            return self.known(node.value, deep - 1)
+            return self.environ[read[0]] if read[0] in self.environ else of(read[1])
+        if isinstance(node, ast.Call):
+            name, own, texts = called(node), of(getattr(node.func, 'value', None)), list(map(of, node.args))
+            path = (texts + [own])[0]
+            if name in ('join', 'Path', 'PurePath', 'joinpath') and texts:
+                return os.path.join(*[own] * (name == 'joinpath'), *texts)
+            if name == 'expanduser' and UNKNOWN not in path.partition('/')[0]:
+                return os.path.expanduser(path)
+            return parent(path) if name == 'dirname' else path if name in PATHS else UNKNOWN
         if isinstance(node, ast.JoinedStr):
-            return ''.join(texts)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
-            return texts[0].partition('%')[0] + UNKNOWN if isinstance(node.op, ast.Mod) else \
-                os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
+            return ''.join(map(of, node.values))
+        if isinstance(node, ast.FormattedValue) and not node.format_spec:
+            return of(node.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+            texts = [of(node.left), of(node.right)]
+            return os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
         if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
             number = literal(node.slice)
             return self.given[number - 1] if isinstance(number, int) and 0 < number <= len(self.given) else UNKNOWN
-        if isinstance(node, ast.Name) and node.id == '__file__' and id(node) in self.place:
-            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place[id(node)])
+        if named(node) == '__file__':
+            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place.get(id(node), UNKNOWN))
         if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
                 'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
-            return self.known(self.options[node.attr], deep - 1)
-        if isinstance(node, ast.Call) and name in ('getcwd', 'cwd'):
-            return '.'
-        if isinstance(node, ast.Call):
-            path = self.known(getattr(node.func, 'value', None), deep - 1)
-        elif isinstance(node, ast.Attribute) and node.attr == 'parent':
-            path, name = self.known(node.value, deep - 1), 'dirname'
-        elif isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            return self.known(values[0], deep - 1) if len(values) == 1 else UNKNOWN
-        if name == 'format':
-            return path.partition('{')[0] + UNKNOWN
-        if name in ('join', 'Path', 'PurePath', 'joinpath'):
-            return os.path.join(*[path] * (name == 'joinpath'), *texts) if texts else UNKNOWN
-        path = texts[0] if texts else path
-        if name == 'expanduser' and UNKNOWN in path.partition('/')[0]:
-            return UNKNOWN
-        if name in ('dirname', 'expanduser', 'expandvars'):
-            whole = name != 'dirname' or UNKNOWN not in path
-            return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
-        return path if name in PATHS else UNKNOWN
+            return of(self.options[node.attr])
+        if isinstance(node, ast.Attribute) and node.attr == 'parent':
+            return parent(of(node.value))
+        values = self.assigned(node) if isinstance(node, (ast.Name, ast.Attribute)) else []
+        return of(values[0]) if len(values) == 1 else text if isinstance(text, str) else UNKNOWN
 
     # --- what decides about a call
 
@@ -320,9 +315,9 @@ class Program:
             for node, above in zip(around, around[1:] + [None]))
 
     def chosen(self, node: 'ast.AST', *more: type) -> bool:
-        """Whether a condition in its function decides about a node; main_block() is none."""
-        return any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and not main_block(above)
-                   for above, _ in self.around(node))
+        """Whether a condition decides about a node, beside main_block(), or nothing uses its function."""
+        return not self.reached(node) or any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and
+                                             not main_block(above) for above, _ in self.around(node))
 
     def certain(self, call: 'ast.AST', deep: int = 4) -> bool:
         """Whether the script itself comes to a call in any case."""
@@ -421,22 +416,22 @@ class Program:
 
     def paths(self) -> tuple:
         """
-        ({path that the program writes to: option or line}, {directory that it makes: the call}, {path that it reads:
-        the call, or None if the path is only a text}); of a path to write or make, it may be only the known part.
+        ({path that the program writes to: option or line}, {directory that it makes: the call}, paths that it reads or
+        names); of a path to write or make, it may be only the known part.
         """
         written = {value: option for option, value in self.arguments
                    if OUTPUT.match(option) and ('/' in value or os.path.isdir(value))}
-        made, read = {}, {}     # type: dict, dict
+        made, read = {}, set()  # type: dict, set
         for name, default in self.options.items():
             if OUTPUT.match(name) and id(default) in self.place and '/' in self.directory(default):
                 written.setdefault(self.directory(default), self.where(default))
         for node in self.nodes:
             value, name = literal(node), called(node)
             if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
-                read.setdefault(value, None)
+                read.add(value)
             if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
                 continue
-            words, found = keywords(node), []     # type: dict, list
+            words = keywords(node)
             method = isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
             at = [getattr(node.func, 'value', None)] if method else node.args[:1]   # type: Any
             writes = bool(re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1])))))
@@ -447,15 +442,12 @@ class Program:
             elif name in WRITERS + ('write_text', 'write_bytes') or name in ('open', 'save') and not method and writes:
                 written.setdefault(next(filter(None, map(self.directory, at)), ''), self.where(node))
             elif name in READERS and not method or name in LISTINGS + ('read_text', 'read_bytes'):
-                found = [(self.text(part), node) for part in at]
-            found += [(self.text(part), None) for part in node.args if not isinstance(part, ast.Constant)]
-            for (path, whole), call in found:
-                path = re.split(r'[^/]*[*?\[]', path)[0]
-                if whole and path and (call or '/' in path):
-                    read[path] = call or read.get(path)
+                read.update(path for path, whole in map(self.text, at) if whole)
+            texts = [self.text(part) for part in node.args if not isinstance(part, ast.Constant)]
+            read.update(path for path, whole in texts if whole and '/' in path)
         return tuple({path.rstrip('/') or path: what for path, what in paths.items() if (path or paths is made)
                       and not re.match('/(dev|proc|sys)/', path) and '://' not in path and '\n' not in path}
-                     for paths in (written, made, read))
+                     for paths in (written, made, dict.fromkeys(re.split(r'[^/]*[*?\[]', path)[0] for path in read)))
 
     def late(self) -> 'Iterator[tuple]':
         """Modules that the program imports later, in functions or conditions: (node, statements that import it)."""
@@ -468,16 +460,6 @@ class Program:
             if code and not self.optional(node):
                 yield node, code
 
-    def variables(self) -> dict:
-        """{environment variable that the program reads: [where it must be set, else the program ends]}"""
-        texts, reads, found = [], {}, {}    # type: list, dict, dict
-        for node in self.nodes:
-            texts.append(node.arg if isinstance(node, ast.keyword) else literal(node))
-            name, _, must = variable(node) or ('', None, False)
-            if name:
-                reads.setdefault(name, []).append(node if must and not self.optional(node) else None)
-        for name, nodes in reads.items():
-            # who names a variable elsewhere, too, sets it or asks for it
-            asks = texts.count(name) > len(nodes) or 'load_dotenv' in self.names
-            found[name] = [node for node in nodes if node and not asks]
-        return found
+    def variables(self) -> list:
+        """The environment variables that the program reads."""
+        return sorted({read[0] for read in map(variable, self.nodes) if read})

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
-import contextlib
 import difflib
 import functools
-import mmap
 import os
 import re
 
@@ -14,36 +12,27 @@ from .machine import library_kind
 # prefixes of PyTorch's own variables
 TORCH = ('TORCH_', 'GLOO_')
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
-KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
 
 
 class Family:
-    """A section of the table: the variables with the same prefix."""
+    """
+    A section of the table: the variables with the same prefix.
+
+    :ivar known: {variable: kind of its value and the words of this kind, [] for any value}
+    """
 
     def __init__(self, prefix: str, section: dict) -> None:
-        self.prefix, self.source, self.warn, self.misspelt = prefix, section.get('source', ''), {}, {}
-        self.known = {}  # type: dict
-        self.libraries = section.get('library', '').split()
-        self.other = set(section.get('other', '').split())
-        self.open = tuple(section.get('open', '').split())
-        self.newest = section.get('newest', '')
-        self.bool = section.get('bool', 'choice 0 1').split()
-        self.empty, self.strict = section.get('empty', ''), 'strict' in section
+        self.prefix, self.source, self.newest = prefix, section['source'], section['newest']
+        self.libraries, self.other, self.open = (section.get(key, '').split() for key in ('library', 'other', 'open'))
+        self.known, self.warn, self.misspelt = {}, {}, {}    # type: dict, dict, dict
         for names, value in section.items():
+            kind = (section['bool'] if value == 'bool' else value).split()
             if names.startswith(prefix):
-                parts = dict((part.split(None, 1) + [''])[:2] for part in value.split(';') if part.strip())
-                self.known.update((name, parts) for name in names.split())
+                self.known.update(dict.fromkeys(names.split(), kind))
             elif names.startswith('warn '):
                 self.warn[tuple(names.split()[1:])] = value
             elif names.startswith('misspelt '):
                 self.misspelt[names.split()[1]] = value
-
-    def kind(self, name: str) -> list:
-        """[kind, its words and options], or []. A bool is a choice of the words that this family accepts."""
-        for kind in KINDS:
-            if kind in self.known[name]:
-                return self.bool if kind == 'bool' else [kind] + self.known[name][kind].split()
-        return []
 
 
 def read_table() -> list:
@@ -66,34 +55,30 @@ def family_of(name: str, families: list) -> 'Optional[Family]':
     return next((family for family in families if name.startswith(family.prefix)), None)
 
 
-def wrong_number(name: str, words: list, value: str) -> str:
-    """As wrong_value() for a number: 'int' as strtol(3) reads it (NCCL, libfabric, MIOpen), 'whole' only digits."""
-    digits = '[0-9]+' if name == 'whole' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'
-    match = re.match(r'\s*([-+]?)(%s)' % digits, value)
+def wrong_number(words: list, value: str) -> str:
+    """As wrong_value() for a number, as strtol(3) reads it; `words`: the range, and one valid number out of it."""
+    match = re.match(r'\s*([-+]?(0[xX][0-9a-fA-F]+|[0-9]+))', value)
     if not match:
         return 'is not a whole number'
-    figures, rest = match.group(2).lower(), value[match.end():]
-    base = 10 if name == 'whole' or figures[0] != '0' else 16 if figures.startswith('0x') else 8
-    number = int(figures, base) * (-1 if match.group(1) == '-' else 1)
-    if rest and (name == 'whole' or rest.strip()):
-        return 'is not a whole number' if name == 'whole' else 'is read as %d: the rest is ignored' % number
-    if words and not int(words[0]) <= number <= int(words[1]):
-        return 'is not between %s and %s' % tuple(words)
+    number = int(match.group(1), 16 if match.group(2)[1:2] in ('x', 'X') else 10)
+    if value[match.end():].strip():
+        return 'is read as %d: the rest is ignored' % number
+    if words and not int(words[0]) <= number <= int(words[1]) and str(number) not in words[2:]:
+        return 'is not between %s and %s' % tuple(words[:2])
     return ''
 
 
 def wrong_value(kind: list, value: str) -> str:
     """What is wrong with a value of this kind; '' if nothing is. variables.cfg describes the kinds."""
-    name, words, options = kind[0], [word for word in kind[1:] if '=' not in word], str(kind)
-    if name in ('int', 'whole'):
-        return wrong_number(name, words, value)
+    name, words = kind[0], kind[1:]
+    if name == 'int':
+        return wrong_number(words, value)
     if '#' in words and re.match(r'-?[0-9]+$', value):
         return ''
     known = [word.upper() for word in words] if name != 'exact' else words
     if name == 'words':
-        for word in re.split('[,:;]' if 'prefix=' in options else ',', value[1:] if value.startswith('^') else value):
-            word = word.strip() if 'trim=' in options else word.lstrip('^')
-            if word and word.upper() not in known:
+        for word in re.split('[,:;]', value):
+            if word.strip(' ^') and word.strip(' ^').upper() not in known:
                 return "has '%s', which is not one of %s" % (word, ', '.join(words))
     elif (value if name == 'exact' else value.upper()) not in known:
         return 'is not one of ' + ', '.join('a whole number' if word == '#' else word for word in words)
@@ -112,74 +97,55 @@ class LibraryProbe:
 
     def __init__(self, paths: list, plugins: 'Iterable[str]' = (),
                  fi_info: 'Callable[[], Optional[str]]' = lambda: None) -> None:
-        self.paths, self.plugins, self.fi_info = paths, plugins, functools.lru_cache()(fi_info)
-        self.found = {}  # type: dict
+        self.paths, self.plugins, self.fi_info = paths, list(plugins), functools.lru_cache()(fi_info)
 
+    @functools.lru_cache(None)
     def libraries(self, family: Family) -> list:
-        """The libraries of this family whose strings are usable, as elf.Library."""
-        if family.prefix not in self.found:
-            wanted = {library_kind(name + '.so') or name for name in family.libraries}
-            # a library without the family's constants where we look tells nothing
-            marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
-            self.found[family.prefix] = [library for library in elf.readable(
-                path for path in self.paths
-                if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted)
-                if family.prefix in TORCH or any(map(library.has_string, marks))]
-        return self.found[family.prefix]
+        """The libraries of this family that can be read."""
+        wanted = {library_kind(name + '.so') or name for name in family.libraries}
+        return list(elf.readable(
+            path for path in self.paths
+            if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted))
+
+    @functools.lru_cache(None)
+    def names(self, family: Family) -> set:
+        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
+        found = set()   # type: set
+        for library in self.libraries(family) * (family.prefix != 'FI_'):
+            found |= library.names(family.prefix)
+            for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_') * (family.prefix == 'MPICH_'):
+                found |= {family.prefix + name[len(prefix):] for name in library.names(prefix)}
+        for library in elf.readable(self.plugins if 'NCCL_' in family.prefix else ()):
+            found |= library.names(family.prefix)
+        return found
 
     def reads(self, name: str, family: Family) -> tuple:
         """(whether a library reads the variable, that library); (None, None) if unknown."""
-        library = next(iter(self.libraries(family)), None)
-        if family.prefix in TORCH:      # PyTorch's Python files and other packages read such names, too
-            return name in family.known or name in self.names(family) or None, None
-        # many constants end in 'size': for a name in the table, the end of a constant suffices; an unknown name must be
-        # a whole constant of libfabric. Other libraries' names have their prefix, and may be at the end of a message.
-        front = b'' if name in family.known else b'\0' if family.prefix == 'FI_' else br'\W'
+        library, names = next(iter(self.libraries(family)), None), self.names(family)
         if family.prefix == 'FI_':
-            if name not in family.known and re.search(r'\b%s\b' % re.escape(name), self.fi_info() or ''):
-                return True, 'fi_info -e'
-            prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
-            # some variables are read by their full names (prov/cxi/src/cxip_curl.c)
-            if library and library.has_string(mark):
-                found = any(library.has_string(text, front) for text in (name, name[len(prefix):].lower()))
-                # a known name that is not in the core may be in a provider's own file
-                if found or prefix == 'FI_CXI_' or name not in family.known:
-                    return found, library.path
-            return None, None
-        names = [name]
-        if family.prefix == 'MPICH_':
-            names += [prefix + name[len('MPICH_'):] for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_')]
-        plugins = elf.readable(self.plugins if 'NCCL_' in family.prefix else ())
-        for asked in ([library] if library else []) + list(plugins):
-            if any(asked.has_string(text, front) for text in names):
-                return True, asked.path
+            return self.fabric_reads(name, name in family.known, library)
+        # PyTorch's Python files and other packages read such names, too
+        if name in names or family.prefix in TORCH and name in family.known:
+            return True, None
         # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names in full
         # (maint/extractcvars); how Cray MPICH stores its own has not been seen
-        if not library or family.prefix == 'HSA_' or \
+        if not library or not names & set(family.known) or family.prefix in TORCH + ('HSA_',) or \
                 family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
             return None, None
         return False, library.path
 
-    def names(self, family: Family) -> set:
-        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
-        paths = () if family.prefix == 'FI_' else tuple(library.path for library in self.libraries(family))
-        return set().union(*(strings(path, family.prefix) for path in paths))
-
-
-@functools.lru_cache()
-def strings(path: str, prefix: str) -> frozenset:
-    """Names with this prefix in the file, each followed by a null byte. A pattern alone would take 30 s for 400 MB."""
-    found = set()
-    # empty or unreadable: the import reports it
-    with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        place = text.find(prefix.encode(), 1)
-        while place >= 0:
-            match = re.match(br'\W([A-Z0-9_]+)\0', text[place - 1:place + 80], re.DOTALL)
-            if match:
-                found.add(match.group(1).decode())
-            place = text.find(prefix.encode(), place + 1)
-    return frozenset(found)
+    def fabric_reads(self, name: str, known: bool, library: 'Optional[elf.Library]') -> tuple:
+        """reads() for libfabric; `known`: whether the table has the name."""
+        if not known and re.search(r'\b%s\b' % re.escape(name), self.fi_info() or ''):
+            return True, None
+        prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
+        if not library or not library.has_string(mark):
+            return None, None
+        # some variables are read by their full names (prov/cxi/src/cxip_curl.c). Many constants end in 'size': an
+        # unknown name must be a whole one.
+        found = any(library.has_string(text, not known) for text in (name, name[len(prefix):].lower()))
+        # a known name that is not in the core may be in a provider's own file
+        return (found, library.path) if found or prefix == 'FI_CXI_' or not known else (None, None)
 
 
 def one_edit(name: str, other: str) -> bool:
@@ -192,19 +158,16 @@ def one_edit(name: str, other: str) -> bool:
 
 def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
-    kind, known = family.kind(name), family.known[name]
-    number = kind[:1] in (['int'], ['whole'])
-    # the default may be out of range: NCCL's -2 means "not set", as does an empty value (src/misc/param.cc)
-    if not kind or value == known.get('default') or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
+    kind = family.known[name]
+    # an empty number is to NCCL as if it were not set (src/misc/param.cc)
+    if not kind or kind[0] == 'int' and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
     if not value.strip():
-        return 'is empty' + (': ' + family.empty if number and family.empty else '')
-    if number and not family.strict:
-        value = value.strip()
+        return 'is empty'
     wrong = wrong_value(kind, value)
-    if value != value.strip() and not wrong_value(kind, value.strip()):
-        return 'begins or ends with a space, which makes it invalid' if wrong or number else ''
-    return wrong + '; ' + known['note'] if wrong and 'note' in known else wrong
+    if wrong and not wrong_value(kind, value.strip()):
+        return 'begins or ends with a space, which makes it invalid'
+    return wrong
 
 
 def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool) -> None:
@@ -217,10 +180,9 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         family = family_of(name, families) if fact.startswith('env ') else None
         if not family or name in family.other or not report.ranks:
             continue
-        limit = " (up to release %s)" % family.newest if family.newest else ''
         reads, library = asked.reads(name, family)
         if name not in family.known:
-            if reads or name.startswith(family.open or ('\0',)):
+            if reads or any(map(name.startswith, family.open)):
                 continue
             names = asked.names(family).union(family.known) - {name}
             near = sorted((other for other in sorted(names) if one_edit(name, other)),
@@ -243,7 +205,8 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         for value, mask in values.items():
             wrong = wrong_text(name, value, family)
             if wrong:
-                report.add('yellow', 'value', "%s='%s' %s%s" % (name, value, wrong, limit),
+                report.add('yellow', 'value', "%s='%s' %s (up to release %s)" % (
+                    name, value, wrong, family.newest),
                            "correct or unset it, unless this release accepts it (source: %s)" % family.source, mask)
             elif with_gpu and (value, name) in family.warn:
                 report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),

@@ -10,12 +10,13 @@ same time, over process groups of the backend that a training uses (pairs.py).
 """
 import argparse
 import collections
+import contextlib
 import signal
 import statistics
 import sys
 import time
 
-from . import gather, look, node, pairs, records
+from . import gather, look, meet, node, pairs, records
 from .kinds import Any
 from .machine import Machine, expand_hosts, seconds_to_wait
 from .messages import Child, one_line
@@ -27,23 +28,22 @@ ROUNDS = 8
 OF_LINE_RATE = {'nccl': 0.5, 'gloo': node.SLOW_LINK}
 
 
-def judge(lanes: list, speeds: list) -> tuple:
+def judge(lanes: list, speeds: list, kind: str) -> tuple:
     """
     Decide which nodes are good.
 
     :param lanes: first messages of the processes of pairs.py, each with the 'number' of its node
     :param speeds: see pairs.Keeper
+    :param kind: the backend that most use
     :return: ({number of a bad node: why}, {number of a node: GB/s of the best pairs of its processes}, {lane: why it
         was not tested})
     """
     wrong, figures, untested = {}, collections.Counter(), {}  # type: dict, Any, dict
     for lane in sorted({said['lane'] for said in lanes}):
         told = {said['number']: said for said in lanes if said['lane'] == lane}
-        kinds = collections.Counter(said['backend'] for said in told.values() if said['ready'])
-        if not kinds and all(said['absent'] for said in told.values()):
+        if all(said['absent'] for said in told.values()):
             untested[lane] = collections.Counter(said['error'] for said in told.values()).most_common(1)[0][0]
             continue
-        kind = kinds.most_common(1)[0][0] if kinds else 'the backend'
         for number, said in told.items():
             if not said['ready']:
                 wrong.setdefault(number, "fails: %s does not start: %s" % (kind, said['error']))
@@ -119,12 +119,10 @@ def run(machine: Machine, out: 'Any', args: 'Any') -> int:
     known, seconds = machine.gpus(), seconds_to_wait(machine.environ)
     seen = max(1, len(look.visible_gpus(machine, known)) if known else 0)
     children = [Child(machine.environ, 'pairs', number, seen) for number in range(seen)]
-    if machine.environ['RANK'] == '0':
-        children.append(Child(machine.environ, 'pairs', 'keep', args.rounds, int(seconds)))
     try:
-        end = time.monotonic() + 2 * seconds + 60 + args.rounds * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
         if machine.environ['RANK'] == '0':
-            return conduct(machine, out, children, end, args)
+            return conduct(machine, out, seen, args)
+        end = time.monotonic() + 2 * seconds + 60 + args.rounds * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
         said = [child.hear(end) for child in children]
         word = [each['word'] for each in said if 'word' in each]
         if not word:
@@ -138,20 +136,23 @@ def run(machine: Machine, out: 'Any', args: 'Any') -> int:
             child.end()
 
 
-def conduct(machine: Machine, out: 'Any', children: list, end: float, args: 'Any') -> int:
-    """Rank 0's part of run(), with the processes of pairs.py; the last one has the store."""
-    environ, begin, keeper = machine.environ, time.monotonic(), children[-1]
-    told = keeper.hear(end)
-    if 'lanes' not in told:
+def conduct(machine: Machine, out: 'Any', seen: int, args: 'Any') -> int:
+    """Rank 0's part of run(), which sees this number of GPUs, or 1 without GPUs."""
+    environ, begin = machine.environ, time.monotonic()
+    try:
+        keeper = pairs.keep(environ, seconds_to_wait(environ))
+        keeper.measure(args.rounds)
+    except meet.NotMet as err:
         raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
-            environ['MASTER_ADDR'], environ['MASTER_PORT'], one_line(told.get('error', ''))[:600]))
-    kind, expected, said_of = told['kind'], dict(args.reference), {said['number']: said for said in told['lanes']}
+            environ['MASTER_ADDR'], environ['MASTER_PORT'], one_line(err)[:600]))
+    lanes = list(keeper.lanes.values())
+    kind, expected, said_of = keeper.kind, dict(args.reference), {said['number']: said for said in lanes}
     names = [one_line(said_of[number]['node']) for number in sorted(said_of)]
     rates = {number: {one_line(card): float(rate) for card, rate in said['rates'].items()
                       if isinstance(rate, (int, float))} for number, said in said_of.items()}
-    wrong, figures, not_tested = judge(told['lanes'], told['speeds'])
+    wrong, figures, not_tested = judge(lanes, keeper.speeds, kind or 'the backend')
     # a GPU uses at most one card
-    measured = {number: len({entry[0] for entry in told['speeds'] if number in entry[1:3]}) for number in figures}
+    measured = {number: len({entry[0] for entry in keeper.speeds if number in entry[1:3]}) for number in figures}
     reach = {number: min(sum(cards.values()), max(cards.values(), default=0.0) * measured.get(number, 0))
              for number, cards in rates.items()}
     yellow = judge_rates(names, figures, kind, reach, expected.get(kind, 0.0))
@@ -162,11 +163,11 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, args: 'Any
         elif not expected.get(kind) and not all(reach.values()):
             untested.update(dict.fromkeys(
                 figures, "only one partner, and neither a line rate nor a reference to compare with"))
-    if told['network'].startswith('Socket') and machine.slingshot():
+    if keeper.network.startswith('Socket') and machine.slingshot():
         yellow.append("NCCL uses sockets (TCP) here, not Slingshot: see 'plugin' and 'network' in --check's output")
     lines = ["backend%s: not tested, %s" % (' of GPU %d' % lane if lane else '', why)
              for lane, why in not_tested.items()]
-    total_gpus, seen = len(machine.gpus()), len(children) - 1
+    total_gpus = len(machine.gpus())
     if total_gpus > seen:
         lines.append("%d of a node's %d GPUs: not tested, since this rank sees only %d. Start one rank per node, with "
                      "all GPUs" % (total_gpus - seen, total_gpus, seen))
@@ -178,27 +179,27 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, args: 'Any
     absent = (absent + ['(a node of unknown name)'] * missing)[:max(0, missing)]
     nodes += [{'name': name, 'good': False, 'why': 'fails: it did not answer', 'backend': None} for name in absent]
     nodes.sort(key=lambda node: not node['good'])
-    network = ' (%s)' % one_line(told['network']) if told['network'] else ''
+    network = ' (%s)' % one_line(keeper.network) if keeper.network else ''
     figure = "median over the nodes of their best pair: %.2f GB/s (%s%s)" % (
         statistics.median(figures.values()), kind, network) if figures else "no pair was measured"
     title = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s" % (
-        len(nodes), 's'[:len(nodes) != 1], told['rounds'], 's'[:told['rounds'] != 1], time.monotonic() - begin, figure)
+        len(nodes), 's'[:len(nodes) != 1], keeper.rounds, 's'[:keeper.rounds != 1], time.monotonic() - begin, figure)
     out.write("%s\ntimes: start of PyTorch %.1f s, pairs %.1f s\n%s" % (
-        title, told['imported'], told['took'], table_text(nodes, kind)))
+        title, keeper.imported, keeper.took, table_text(nodes, kind)))
     out.write(''.join('yellow: %s\n' % line for line in yellow) + ''.join(line + '\n' for line in lines))
     out.flush()
     if args.json:
-        records.write({'format': 2, 'title': title, 'rounds': told['rounds'], 'backend': kind, 'yellow': yellow,
+        records.write({'format': 2, 'title': title, 'rounds': keeper.rounds, 'backend': kind, 'yellow': yellow,
                        'not_tested': lines, 'nodes': nodes,
-                       'seconds': {'start': told['imported'], 'backend': told['took']}}, args.json)
+                       'seconds': {'start': keeper.imported, 'backend': keeper.took}}, args.json)
     if args.write:
         # one node per line, for srun --nodelist=FILE and --exclude=FILE (FILE must contain a '/')
         records.write_whole({args.write + suffix: ''.join(
             node['name'] + '\n' for node in nodes if node['good'] == good and ' ' not in node['name'])
             for suffix, good in (('.vetted', True), ('.cordon', False))})
     failed = not all(node['good'] for node in nodes)
-    keeper.tell('01'[failed])
-    keeper.hear(time.monotonic() + 5)       # until it has told the others
+    with contextlib.suppress(meet.NotMet):
+        keeper.tell('01'[failed])
     return 1 if failed else 0
 
 

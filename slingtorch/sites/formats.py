@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-slingtorch sites NAME --format: prints a site's values, with reasons, for people who do not use the modules.
-
-The output depends only on the site's file: lines for a shell and for --env-file (env), or a documentation page
-(markdown; without NAME a table of all sites).
+How 'slingtorch sites' shows sites: one with all its values, each with its reason; its values for a shell and for
+--env-file; a table of all sites for the documentation.
 """
-from typing import Any, Iterable, List, Sequence
+from typing import Any, Iterable, List, Optional, Sequence
 
 from slingtorch import wrapped
-
-FORMATS = ('env', 'markdown')
-
-Names = Sequence[str]   # of opt-in groups; a site is a Site of slingtorch/sites
 
 # the runscript sets NCCL_NET from this variable; without the runscript, users must do so
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
 KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD', 'xpu': 'Intel'}
-CONDITION = 'only for software with %s = %s'
 
 
 def comment(text: str) -> List[str]:
@@ -26,10 +19,14 @@ def comment(text: str) -> List[str]:
     return wrapped(text, '# ', '# ').splitlines()
 
 
-def env_file(site: Any, names: Names) -> List[str]:
-    """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
+def env_file(site: Any, names: Sequence[str]) -> str:
+    """
+    Text for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions.
+
+    :param names: opt-in groups; a site is a Site of slingtorch/sites
+    """
     lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
-    for group in site.check_groups(names):
+    for group in site.check_groups(names, asked_by='--group'):
         lines += comment("group %s: %s; needs %s" % (group.name, group.title, group.needs))
     own = []
     for value in site.env_values(names).values():
@@ -40,41 +37,59 @@ def env_file(site: Any, names: Names) -> List[str]:
         elif value.name.startswith(OWN):
             own.append(value.name)
         else:
-            lines += comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
+            lines += comment(value.reason) + [
+                '# only for software with %s = %s: %s' % (value.when + (line,)) if value.when else line]
     left_out = comment("omitted, because only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
-    return lines + left_out
+    return '\n'.join(lines + left_out) + '\n'
+
+
+def value_lines(values: Iterable[Any], group: Optional[str] = None) -> List[str]:
+    """The values of a group, each with reason and source."""
+    lines: List[str] = []
+    for value in values:
+        if value.group == group:
+            shown = '\n      '.join(value.value) if isinstance(value.value, list) else value.value
+            lines.append("  %s = %s" % (value.name, shown))
+            facts = [('for', ', '.join(value.easyblocks)), ('when', ' = '.join(value.when or ())),
+                     ('reason', value.reason), ('source', value.source)]
+            lines += [wrapped(text, '      %-7s ' % (label + ':'), ' ' * 14, width=112)
+                      for label, text in facts if text]
+    return lines
+
+
+def everything(site: Any) -> str:
+    """One site with everything in its file."""
+    facts = [(key, getattr(site, key)) for key in ('centre', 'url', 'scheduler', 'processor', 'gpu', 'gpus_per_node',
+                                                   'network', 'source')]
+    facts += [('recognised by', ', '.join(pattern for _, pattern in site.rules)), ('PyTorch there', site.pytorch),
+              ('based on', site.evidence), ('not published', site.missing), ('file', site.path)]
+    lines = ["%s: %s" % (site.name, site.title)]
+    lines += [wrapped(text, '  %-15s' % (key + ':'), ' ' * 17, width=112) for key, text in facts if text]
+    for name, roles in site.generations.items():
+        lines += ["", "Modules, generation %s%s:" % (name, ' (default)' if 'default' in roles else '')]
+        lines += ["  %s = %s" % item for item in roles.items() if item[0] != 'default']
+    if not (site.env or site.parameters):
+        lines += ["", "This site sets no values."]
+    for what, values in (("Environment variables in the module of PyTorch", site.env),
+                         ("Easyconfig parameters", site.parameters)):
+        found = value_lines(values)
+        lines += ["", what + ":"] + found if found else []
+    for group in site.groups.values():
+        lines += ["", "Group %s (opt-in: slingtorch env --with %s): %s" % (group.name, group.name, group.title)]
+        lines += ["  %-7s %s" % (key + ':', getattr(group, key)) for key in ('needs', 'reason', 'source')]
+        lines += value_lines(site.env + site.parameters, group=group.name)
+    if site.references:
+        lines += ["", "Expected network performance (slingtorch bench --site %s):" % site.name]
+    for entry in site.references:
+        lines.append("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
+            entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
+            entry.tolerance, entry.source))
+    return '\n'.join(lines) + '\n'
 
 
 def cell(text: str) -> str:
     """Text for a cell of a Markdown table."""
     return text.replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;')
-
-
-def about(site: Any) -> List[str]:
-    """A description of a site, as lines of a Markdown list."""
-    gpus = '%s per node' % site.gpus_per_node if site.gpus_per_node.isdigit() else 'any number'
-    facts = [('centre', '[%s](%s)' % (site.centre, site.url)),
-             ('GPUs', 'none' if site.gpu == 'none' else '%s, %s' % (KINDS_OF_GPUS.get(site.gpu, site.gpu), gpus)),
-             ('network', site.network), ('scheduler', site.scheduler), ('processor', site.processor),
-             ('recognised by', ', '.join('`%s`' % pattern for _, pattern in site.rules)),
-             ('PyTorch there', site.pytorch), ('based on', site.evidence), ('not published', site.missing)]
-    return wrapped_list('%s: %s' % (name, text) for name, text in facts if text)
-
-
-def wrapped_list(entries: Iterable[str]) -> List[str]:
-    """A Markdown list."""
-    return [line for entry in entries for line in wrapped(cell(entry), '* ', '  ').splitlines()]
-
-
-def provided(site: Any) -> List[str]:
-    """Markdown lists of a site's modules and groups."""
-    lines: List[str] = []
-    for name, roles in site.generations.items():
-        shown = ', '.join('%s `%s`' % (role, text) for role, text in roles.items() if role != 'default')
-        lines += wrapped_list(['generation %s%s: %s' % (name, ' (default)' if 'default' in roles else '', shown)])
-    groups = wrapped_list('`%s`: %s; needs %s' % (group.name, group.title, group.needs)
-                          for group in site.groups.values())
-    return (['', 'Modules:', ''] + lines if lines else []) + (['', 'Opt-in groups:', ''] + groups if groups else [])
 
 
 def overview(sites: Sequence[Any]) -> str:
@@ -88,26 +103,3 @@ def overview(sites: Sequence[Any]) -> str:
         lines.append('| %s |' % ' | '.join(map(cell, ('`%s`' % site.name, site.title, gpus, site.network,
                                                       site.scheduler, site.pytorch, site.evidence))))
     return '\n'.join(lines) + '\n'
-
-
-def markdown(site: Any, names: Names) -> List[str]:
-    """A documentation page: a description of the site, its values, modules and groups."""
-    lines = ['# %s' % cell(site.title), '']
-    lines += wrapped("From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source)), '', '').splitlines()
-    lines += [''] + about(site)
-    for group in site.check_groups(names):
-        lines += ['', 'With the group `%s`: %s; needs %s.' % (group.name, cell(group.title), cell(group.needs))]
-    values = site.env_values(names).values()
-    lines += ['', '| variable | value | reason | source |', '|---|---|---|---|'] if values else ['', 'No values.']
-    for value in values:
-        reason = value.reason + (' (%s)' % (CONDITION % value.when) if value.when else '')
-        lines.append('| `%s` | `%s` | %s | %s |'
-                     % (value.name, value.value.replace('|', '\\|'), cell(reason), cell(value.source)))
-    return lines + provided(site)
-
-
-def render(site: Any, form: str, names: Names = ()) -> str:
-    """The text of a site in one of FORMATS, with these opt-in groups."""
-    # raises an error for unknown groups
-    site.check_groups(names, asked_by='--group')
-    return '\n'.join((markdown if form == 'markdown' else env_file)(site, names)) + '\n'

@@ -229,54 +229,32 @@ def plugin(block, version, name='aws-ofi-nccl', configopts=''):
     return instance
 
 
-@pytest.mark.parametrize('version, apis, cxx, lib', [
-    ('1.6.0', (2, 6), None, 'lib%s-net'),
-    ('1.9.2-aws', (2, 8), None, 'lib%s-net'),
-    ('1.14.2', (2, 9), '17', 'lib%s-net'),
-    ('1.17.1', (2, 10), '17', 'lib%s-net-ofi'),
-    ('1.18.0', (2, 11), '17', 'lib%s-net-ofi'),
-    ('1.19.2', (6, 11), '17', 'lib%s-net-ofi'),
-    ('1.21.1', (6, 12), '20', 'lib%s-net-ofi'),
-    ('1.30.0', (6, 12), '20', 'lib%s-net-ofi'),
-])
-def test_release_line(block, version, apis, cxx, lib):
-    assert plugin(block, version).release()[1:] == (apis, cxx, lib)
-
-
-def test_release_too_old(block):
-    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is too old: .* builds 1.6.0 or newer'):
-        plugin(block, '1.5.0').release()
-
-
 @pytest.mark.parametrize('version, stalls', [('1.19.1', False), ('1.20.0', True), ('1.21.1', True), ('1.30.0', True)])
 def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
     """aws/aws-ofi-nccl issue 1379 is open and names no fix."""
     assert ('aws-ofi-nccl#1379' in ''.join(block.known_problems({'aws-ofi-nccl': version}))) == stalls
 
 
-@pytest.mark.parametrize('name, version, apis, advice', [
-    ('NCCL', '2.18.3', range(2, 7), None),
-    ('NCCL', '2.21.5', range(2, 7), None),
-    ('NCCL', '2.30.7', range(2, 7), None),        # 1.6.0 serves all since 2.12
-    ('NCCL', '2.18.3', range(6, 12), None),
-    ('NCCL', '2.27.7', range(6, 13), None),
-    ('RCCL', '2.22.3', [5], None),
-    ('NCCL', '9.1.0', range(6, 13), None),
-    ('NCCL', '2.12.12', range(6, 12), '1.6.0 or newer, but older than 1.19.0'),
-    ('RCCL', '2.27.3', [5], '1.18.0 or newer'),    # aws-ofi-rccl with ROCm 7
-    ('NCCL', '2.28.9', [], '1.6.0 or newer'),
-    ('NCCL', None, [6], None),
+@pytest.mark.parametrize('name, version, apis, fits', [
+    ('NCCL', '2.18.3', range(2, 7), True),
+    ('NCCL', '2.30.7', range(2, 7), True),        # 1.6.0 serves all since 2.12
+    ('NCCL', '2.18.3', range(6, 12), True),
+    ('NCCL', '2.27.7', range(6, 13), True),
+    ('RCCL', '2.22.3', [5], True),
+    ('NCCL', '9.1.0', range(6, 13), True),
+    ('NCCL', '2.12.12', range(6, 12), False),
+    ('RCCL', '2.27.3', [5], False),    # aws-ofi-rccl with ROCm 7
+    ('NCCL', '2.28.9', [], False),
+    ('NCCL', None, [6], True),
 ])
-def test_fits(block, monkeypatch, name, version, apis, advice):
+def test_fits(block, monkeypatch, name, version, apis, fits):
     monkeypatch.setattr(block.EB_aws_minus_ofi_minus_nccl, 'nccl_in_use', lambda self: (name, version))
     instance = plugin(block, '1.6.0')
-    if advice is None:
+    if fits:
         instance.check_fits(set(apis), 'the plugin')
     else:
-        with pytest.raises(block.EasyBuildError) as error:
+        with pytest.raises(block.EasyBuildError, match=f'{name} {version} cannot load the plugin: it accepts'):
             instance.check_fits(set(apis), 'the plugin')
-        assert f'{name} {version} cannot load the plugin' in str(error.value)
-        assert f'Use aws-ofi-nccl {advice}' in str(error.value)
 
 
 @pytest.mark.parametrize('wrapper, plain', [('cc', 'gcc'), ('/opt/cray/bin/cc', 'gcc'), ('mpicc', 'gcc'),
@@ -309,18 +287,6 @@ def test_dependencies_refused(block, monkeypatch, tmp_path, roots, message):
         plugin(block, '1.6.0').configure_options()
 
 
-@pytest.mark.parametrize('version, cuda, refused', [
-    ('1.9.2', '13.0', False), ('1.13.2', '13.0', True), ('1.16.3', '13.1.0', True), ('1.16.3', '12.9.0', False),
-    ('1.17.3', '13.0', False)])
-def test_cuda_13(block, monkeypatch, version, cuda, refused):
-    """Tried with upstream's sources: 'PFN_cuCtxGetDevice' does not name a type."""
-    monkeypatch.setenv('EBVERSIONCUDA', cuda)
-    with pytest.raises(block.EasyBuildError) as err:
-        plugin(block, version).configure_options()
-    message = 'aws-ofi-nccl %s does not compile with CUDA %s: use 1.17.3 or newer, or CUDA 12' % (version, cuda)
-    assert (message in str(err.value)) is refused
-
-
 def test_options_for_rocm(block, monkeypatch, tmp_path):
     """Since 6 all is in one prefix; aws-ofi-rccl knows fewer options."""
     for name, header in [('LIBFABRIC', 'rdma/fabric.h'), ('ROCM', 'hip/hip_runtime_api.h')]:
@@ -331,12 +297,6 @@ def test_options_for_rocm(block, monkeypatch, tmp_path):
     options = plugin(block, '1.4.0', 'aws-ofi-rccl').configure_options({'libfabric', 'hip', 'rccl', 'tests'})
     assert options == [f'--with-libfabric={tmp_path}/LIBFABRIC', f'--with-hip={tmp_path}/ROCM', f'--with-rccl={tmp_path}/ROCM',
                        '--disable-tests']
-
-
-def test_libfabric_too_old(block, monkeypatch):
-    monkeypatch.setenv('EBVERSIONLIBFABRIC', '1.10.1')
-    with pytest.raises(block.EasyBuildError, match='libfabric 1.10.1 is too old: the plugin needs 1.11 or newer'):
-        plugin(block, '1.6.0').configure_options()
 
 
 # --- real eb
@@ -405,14 +365,10 @@ def test_system_prefix_is_not_passed(bench):
     ({'modules': ['libfabric/1.22.0']},
      "CUDA must be among the dependencies of aws-ofi-nccl 1.6.0. For an external module, its metadata"),
     ({'provider': 'efa'}, "has no provider 'efa', so jobs would not use the network. It has: cxi, ofi_rxm."),
-    ({'version': '1.19.2', 'apis': range(6, 12), 'modules': ['libfabric/1.22.0', 'cuda/12.3.2', 'hwloc/2.9.0',
-                                                             'nccl/2.12.12']},
-     "NCCL 2.12.12 cannot load aws-ofi-nccl 1.19.2: it accepts ncclNetPlugin_v4 to v5, but the plugin has v6, v7"),
     ({'version': '1.14.2', 'apis': range(2, 10), 'configopts': 'CXX=false'},
      "aws-ofi-nccl 1.14.2 needs a compiler for C++17, but false does not support that"),
 ])
 def test_refused_before_compiling(bench, steps, easyconfig, message):
-    bench.site.nccl('nccl', '2.12.12', 'include/nccl.h')
     assert message in steps(bench.eb, bench.easyconfig(**easyconfig), env=bench.env)['error']
 
 
@@ -426,7 +382,6 @@ def test_hwloc_missing(bench):
 
 
 def test_symbols_that_are_not_there(bench):
-    """What was built counts, and not what the table says."""
     printed = bench.error(bench.easyconfig(apis=[2, 3]))
     assert 'NCCL 2.21.5 cannot load' in printed and 'the plugin has v2, v3' in printed
 
@@ -548,7 +503,6 @@ def test_easyconfig_fits_its_nccl(block, path):
     assert nccls or not path.name.startswith('aws-ofi-nccl')
     for nccl in nccls:
         version = re.search(r"^version = '([^']+)'", text, re.M).group(1)
-        oldest, newest = plugin(block, version).release().apis
-        lowest, highest = [apis for since, apis in block.accepted_apis.__globals__['NCCL_APIS']
-                           if block.LooseVersion(nccl) >= block.LooseVersion(since)][-1]
-        assert oldest <= highest and newest >= lowest
+        # the row of docs/easyconfigs.md
+        oldest, newest = {'1.6.0': (2, 6), '1.21.1': (6, 12)}[version]
+        assert not block.misfit(nccl, version, range(oldest, newest + 1))

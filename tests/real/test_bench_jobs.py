@@ -74,7 +74,7 @@ def test_a_wrong_value_and_a_rank_that_dies(slurm, installed_pytorch, env, tmp_p
     where = r'rank 1 on nid000002: value 700 is \d+ but must be \d+'
     assert found[0][:3] == ('all_reduce', 4096, 2) and re.fullmatch(where, found[0][3])
     assert found[1:] == [('all_reduce', 8192, 0, None)]
-    assert re.search(r'^bench: rank 0 on nid000001: .*A rank or its node is gone', job.stderr, re.M)
+    assert re.search(r'^slingtorch bench: rank 0 on nid000001: .*A rank or its node is gone', job.stderr, re.M)
 
 
 def test_outside_of_a_job_it_says_how_it_is_started(installed_pytorch, env):

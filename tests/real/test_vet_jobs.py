@@ -149,7 +149,7 @@ def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytor
 # The second GPU of rank 1 sends and receives late.
 TWO_GPUS = """
 import os, sys, threading, time, types
-if 'pairs' in sys.orig_argv and 'keep' not in sys.orig_argv:
+if 'pairs' in sys.orig_argv:
     import torch, torch.distributed as dist
 
     class Work:

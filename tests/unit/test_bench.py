@@ -15,7 +15,7 @@ import pytest
 from slingtorch import cli, sites
 from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
-from slingtorch.job import nccl, records
+from slingtorch.job import records
 from slingtorch.job.machine import Machine
 
 GIB = 2 ** 30
@@ -132,18 +132,6 @@ def test_line_rate_of_ethernet_and_of_none(root):
                             for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
     assert Machine({}, directory).line_rates() == {'eth0': 1.25}
     assert Machine({}, directory + '/nowhere').line_rates() == {}
-
-
-@pytest.mark.parametrize('log,network', [
-    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)\n'
-     'nid1:9:9 [0] NCCL INFO Using network AWS Libfabric\n', ('AWS Libfabric', 'cxi')),
-    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n', (None, 'efa')),
-    ('h:1:1 [0] NCCL INFO Using network Socket\n', ('Socket', None)),
-    ('h:1:1 [0] NCCL INFO cudaDriverVersion 13000\n', (None, None)),
-    ('', (None, None)),
-])
-def test_the_network_is_what_nccl_says(log, network):
-    assert nccl.network(log) == network
 
 
 # --- what a job wrote
@@ -326,16 +314,15 @@ def test_a_plot(capsys, files, tmp_path):
 
 @pytest.mark.parametrize('seen, local_rank, said', [
     (0, 0, 'sees no GPU'), (2, 2, 'is local rank 2, but sees only 2 GPUs: start one rank per GPU'), (1, 3, 0), (4, 3, 3)])
-def test_gpu_of_a_rank(monkeypatch, seen, local_rank, said):
+def test_gpu_of_a_rank(seen, local_rank, said):
     """The device, or what is wrong with the job."""
     cuda = types.SimpleNamespace(device_count=lambda: seen, set_device=lambda device: None)
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda, device=lambda kind, number: number))
-    job = types.SimpleNamespace(name='rank 5 on nid1', local_rank=local_rank)
+    torch = types.SimpleNamespace(cuda=cuda, device=lambda kind, number: number)
     if isinstance(said, int):
-        assert measuring.Job.gpu(job) == said
+        assert measuring.choose_gpu(torch, 'rank 5 on nid1', local_rank) == said
     else:
         with pytest.raises(measuring.BenchError, match=said):
-            measuring.Job.gpu(job)
+            measuring.choose_gpu(torch, 'rank 5 on nid1', local_rank)
 
 
 def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypatch):

@@ -632,9 +632,6 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     ("print('cuda: %s' % local_rank)", 1, None),
     ("torch.cuda.set_device(args.local_rank)", 4, None),
     ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
-    ("device = torch.device('cuda')", 4, 'each rank uses GPU 0'),
-    ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'each rank uses GPU 0'),
-    ("import lightning\ndevice = 'cuda'", 4, None),
 ])
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
@@ -692,18 +689,6 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'argument {tmp_path}/data'].startswith('200000 bytes, ')
     assert facts[f'argument {tmp_path}'].startswith('a directory of 1, ') and facts['argument 3'] == 'No such file or directory'
-
-
-@pytest.mark.parametrize('words, said', [
-    (['--data', '/no/such'], True), (['model.config=./no.yaml'], True), (['--data', '/'], False),
-    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False), (['--data', './link'], True),
-])
-def test_data_that_is_not_there(words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'link').symlink_to('nothing')
-    report = findings.Report(0)
-    program.look_at_arguments(report, ['train.py', *words])
-    assert [' does not exist on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -789,40 +774,29 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
 @pytest.mark.parametrize('text, words, path', [
     ("torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", [], '/d/x.pt'), ("ROOT = '/d'\nopen(f'{ROOT}/a.txt')", [], '/d/a.txt'),
     ("open(os.getenv('NO', '/n') + '/x')", [], '/n/x'), (PARSER + "open(args.data + '/x')", ['--data', '/z'], '/z/x'),
-    (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b'], 'a/b'),
+    (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b.npy'], 'a/b.npy'),
     ("open('%s' % x)", [], None),
     ("np.load(Path(__file__).resolve().parent / 'x.npy')", [], os.getcwd() + '/x.npy'),
-    ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')), ("open('/no/' + name)", [], None),
-    ("open(os.path.expanduser(f'~{user}/x'))", [], None),
-    ("p = '/no'\ndef f(p):\n    open(p)\nf(1)", [], None), ("open('/no/x', 'w')", [], None),
-    ("if os.path.exists('/no'):\n    open('/no')", [], None), ("if not os.path.exists('/no'):\n    get()\nopen('/no')", [], None),
-    ("try:\n    open('/no')\nexcept OSError:\n    pass", [], None), ("torch.save(m, '/no/x')\nopen('/no/x')", [], None),
-    ("download()\nopen('/no')", [], None), ("def never():\n    open('/no')", [], None), ("os.chdir('x')\nopen('a/b')", [], None),
+    ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')),
+    ("open(os.path.expanduser(f'~{user}/x'))", [], None), ("open('/no/x', 'w')", [], None),
+    ("torch.save(m, '/no/x')\nopen('/no/x')", [], None), ("os.chdir('x')\nopen('a/b')", [], None),
 ])
-def test_what_a_program_reads_is_there(text, words, path):
+def test_what_a_program_reads_is_compared(text, words, path):
     report, found = findings.Report(0), parsed(text, words, {'DATA': '/d'})
     written, _, reads = found.paths()
     program.look_at_reads(report, found, reads, set(written))
-    assert [f'reads {path}, which does not exist' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
+    assert f'named {path}' in report.facts if path else not any('/no' in fact or 'a/b' in fact for fact in report.facts)
 
 
-@pytest.mark.parametrize('text, missing, reads', [
-    ("seed = int(os.environ['SEED'])", True, ['SEED']),
-    ("seed = os.environ.get('SEED', 1)", False, ['SEED']), ("seed = os.getenv('SEED')", False, ['SEED']),
-    ("os.environ.setdefault('SEED', '1')\nseed = os.environ['SEED']", False, ['SEED']), ("os.environ['SEED'] = '1'", False, []),
-    ("if 'SEED' in os.environ:\n    seed = os.environ['SEED']", False, ['SEED']), ("os.environ['SLURM_PROCID']", True, []),
-    ("try:\n    os.environ['SEED']\nexcept KeyError:\n    pass", False, ['SEED']), ("os.environ['HERE']", False, ['HERE']),
-    ("def never():\n    os.environ['SEED']", False, ['SEED']), ("os.environ['DIR']", False, []),
+@pytest.mark.parametrize('text, reads', [
+    ("seed = int(os.environ['SEED'])", ['SEED']), ("seed = os.environ.get('SEED', 1)", ['SEED']),
+    ("seed = os.getenv('SEED')", ['SEED']), ("os.environ['SEED'] = '1'", []),
 ])
-def test_variables_that_a_program_reads(text, missing, reads):
-    report, details = findings.Report(0), {}
-    program.look_at_variables(report, parsed(text, [], {'HERE': '1', 'DIR': '/tmp'}), details)
-    assert ['which is not set' in said for said in of_level(report, 'yellow', 'variable')] == [True] * missing
-    assert details['reads'] == reads
+def test_variables_that_a_program_reads(text, reads):
+    assert parsed(text).variables() == reads
 
 
 LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
-NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
 
@@ -868,17 +842,13 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "def f(x, all=False):\n    if all:\n        dist.all_reduce(x)\nif rank == 0:\n    f(x)\nf(x, True)", None, ''),
     (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', "uses the rank as the GPU's number"),
     # --- ranks and groups
-    ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
-    ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
+    ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
     ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'a rank has only 3 seconds'),
     ("dist.init_process_group('gloo', timeout=timedelta(minutes=30))", None, ''),
     (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'only some ranks call barrier()'),
     (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'only some ranks call backward()'),
     (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'only some ranks call state_dict()'),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", None, ''),
-    (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename the same file'), (GROUP + "a.replace('b', 'c')", None, ''),
-    (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make the same directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
-    (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove the same'),
     # --- data
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'does not fit the 4 ranks'),
     (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
@@ -901,10 +871,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
      "self.add_module(n, f(n))", 'yellow', 'the order of a set'),
     (GROUP + "c = Config({'a', 'b'})\n{n for n in {'a', 'b'}}\n[n for n in {'a', 'b'}]", None, ''),
     # --- gradients
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'forward() does not use self.b'),
-    (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.b(self.a(x))') + "DDP(Net())", None, ''),
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net(), find_unused_parameters=True)", None, ''),
     (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nwith torch.no_grad():\n    loss = m.module(x) + net(x)", None, ''),
@@ -912,10 +878,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     ("import os\ndef alone():\n    dist.init_process_group('gloo', rank=0)\nif 'RANK' not in os.environ:\n    alone()",
      'yellow', 'rank=0'),
     ("@dataclass\nclass Config:\n    backend: str = 'nccl'\nc = Config(backend='gloo')\ndist.init_process_group(c.backend)", None, ''),
-    (GROUP + "'a/b'.replace('/', '-')", None, ''), (GROUP + "(folder / 'log.txt').open('a')", None, ''),
+    (GROUP + "(folder / 'log.txt').open('a')", None, ''),
     (GROUP + "if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
-    (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    os.makedirs('x')", None, ''),
+    (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    torch.save(x, 'x')", None, ''),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
     (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
@@ -973,6 +939,13 @@ IMPORTS = {
                       'lib/inside.py': ''}, None, ''),
     'after a call that is not known': ({'train.py': 'import site\nsite.addsitedir("lib")\nimport inside\n', 'lib/inside.py': ''}, False,
                                        'No module named'),
+    'after calls that provide nothing': ({'train.py': 'import os, sys\nif sys.argv[2:]:\n    print("only help", flush=True)\n'
+                                                      '    os._exit(0)\nrank = int(os.environ.get("RANK", 0))\nimport inside\n'},
+                                         True, 'No module named'),
+    'after a start of another program': ({'train.py': 'import os\nif os.environ.get("AGAIN"):\n    os.execv("/bin/sh", [])\n'
+                                                      'import inside\n'}, False, 'No module named'),
+    'after a path that a loop adds': ({'train.py': 'import sys\nfor place in ["lib"]:\n    sys.path += [place]\nimport inside\n'},
+                                      False, 'No module named'),
     'what fails beside PyTorch': ({'train.py': 'import shapes\n', 'shapes.py': 'raise ImportError("static TLS block")'}, False,
                                   'static TLS block'),
     'crash later': ({'train.py': 'def main():\n    import shapes\nmain()\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'},
@@ -988,7 +961,7 @@ def trial(*words, **env):
             'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
     script = next(word for word in words if isinstance(word, pathlib.Path))
     done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), *map(str, words)], text=True, check=True,
-                          stdout=subprocess.PIPE, cwd=script.parent, env={**os.environ, **env})
+                          stdout=subprocess.PIPE, cwd=script.parent, env={**os.environ, **env}, timeout=300)
     return json.loads(done.stdout)
 
 
@@ -1053,8 +1026,7 @@ def test_variables_that_change_what_a_program_does(env, says):
     assert [says in said for said in of_level(report, 'yellow', 'value')] == [True] * bool(says)
 
 
-CHILD = "import os, time\nif not os.fork():\n    os.setsid()\n    open(%r, 'w').write(str(os.getpid()))\n    time.sleep(99)\n" \
-    "while not os.path.exists(%r) or not os.path.getsize(%r):\n    pass\n"
+CHILD = "import os, time\nif not os.fork():\n    time.sleep(999)\n"
 
 
 @pytest.mark.parametrize('code, says', [
@@ -1070,17 +1042,15 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
     packages = tmp_path / 'lib/site-packages'
     tree(tmp_path, {'train.py': 'import json\nimport shapes\nimport nothing\n' if says else 'import shapes\n',
                     'shapes.py': 'import os\n' + code, 'lib/site-packages/tools.py': 'def save(path):\n    open(path, "w")\n',
-                    # what packages do at their import, they do in any case; no child of theirs outlives the trial
+                    # what packages do at their import, they do in any case; trial() ends when no child of theirs holds its stdout
                     'lib/site-packages/plot.py': f'open({str(tmp_path / "cache")!r}, "w")\nimport tempfile\ntempfile.mkdtemp()\n',
-                    'lib/site-packages/starts.py': CHILD % ((str(tmp_path / 'pid'),) * 3)})
+                    'lib/site-packages/starts.py': CHILD})
     (tmp_path / 'tmp').mkdir()
     found = trial(tmp_path / 'train.py', PYTHONPATH=packages, TMPDIR=tmp_path / 'tmp')
     assert 'wrong' not in found and (f'line 2: import shapes ({says}' in found['untested'] if says else 'untested' not in found)
     left = {path.name for path in tmp_path.iterdir()} - {'train.py', 'shapes.py', 'lib', 'tmp'}
-    assert left == {'import plot': {'cache'}, 'import starts': {'pid'}}.get(code, set())
+    assert left == {'import plot': {'cache'}}.get(code, set())
     assert not list((tmp_path / 'tmp').iterdir())
-    if 'pid' in left:
-        assert not os.path.exists('/proc/' + (tmp_path / 'pid').read_text())
 
 
 def test_the_trial_of_imports_is_asked_late(tmp_path):

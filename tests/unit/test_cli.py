@@ -438,12 +438,6 @@ def test_root_is_told_before_eb_refuses(environ):
     assert 'export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1' in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='what root is told')
-def test_root_whose_modules_lmod_would_not_show(environ):
-    said = [bash(f'umask {umask}; slingtorch env', environ).stderr for umask in ('022', '077')]
-    assert 'umask' not in said[0] and 'umask 022' in said[1]
-
-
 def test_quoting():
     """Values with blanks, quotes, dollars and exclamation marks arrive as they are."""
     value = "/a b/$HOME/it's/`x`/\"q\"/!!/*"

@@ -144,7 +144,7 @@ def test_more_tasks_than_cores(cpu_bind):
 
 
 def test_help(cpu_bind):
-    done = cpu_bind('--help')
+    done = cpu_bind('--help', PATH='/usr/bin:/bin')
     assert done.returncode == 0 and done.stdout.startswith('cpu-bind: ') and 'only on whole nodes' in done.stdout
     assert 'shellcheck' not in done.stdout
 

@@ -109,12 +109,11 @@ def test_the_tree_stall_lowers_the_minimum_too():
 
 @pytest.mark.parametrize('expression, texts', [
     ('a lost \\S+ node', ['a lost ']), ('(?:one|three) words', [' words']), ('(?P<what>one|three)x?', ['one', 'three']),
-    ('(?:word)?other', ['other']), ('(?!never)more', ['more']), ('ab[cd]efg+h', ['efg']), ('x{0,3}y{2}zz', ['zz']),
-    (r'lib(?:cuda|ml)\.so\.1', ['.so.1']), ('.*', None), ('a|.', None), (r'(\w)(?P=x)abc', ['abc']),
+    ('(?:word)?other', ['other']), ('(?i:word)|other', None), ('(?!never)more', ['more']), ('x{0,3}y{2}zz', ['zz']),
+    (r'lib(?:cuda|ml)\.so\.1', ['.so.1']), ('.*', None), ('a|.', None), (r'(?P<x>\w)(?P=x)abc', ['abc']),
 ])
 def test_what_an_expression_spells_out(expression, texts):
     assert tables.needed(expression) == texts
-    assert tables.alternatives(tables.TOKEN.findall(expression), 0)[0] == texts
 
 
 def test_the_texts_are_in_every_sample():
@@ -470,13 +469,6 @@ def test_an_empty_file_is_called_empty(tmp_path):
     assert done.returncode == 3 and b'is empty: the job wrote nothing' in done.stdout
 
 
-@pytest.mark.parametrize('mark, encoding', [(b'\xff\xfe', 'utf-16-le'), (b'\xfe\xff', 'utf-16-be')])
-def test_utf_16_is_read(tmp_path, mark, encoding):
-    (tmp_path / 'log').write_bytes(mark + OOM.encode(encoding))
-    done = command(tmp_path / 'log')
-    assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
-
-
 @pytest.mark.parametrize('name', ['<(cat {0})', '/dev/stdin < <(cat {0})'])
 def test_what_can_be_read_only_once(tmp_path, name):
     (tmp_path / 'log').write_text(OOM)
@@ -491,13 +483,6 @@ def test_the_empty_answer_says_what_to_switch_on():
     assert done.returncode == 3
     for word in (b'NCCL_DEBUG=INFO', b'FI_LOG_LEVEL=warn', b'--check'):
         assert word in done.stdout
-
-
-@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-le', 'utf-16-be'])
-def test_utf_16_without_a_mark_and_on_standard_input(tmp_path, encoding):
-    (tmp_path / 'log').write_bytes(OOM.encode(encoding))
-    for done in (command(tmp_path / 'log'), command('-', stdin=OOM.encode(encoding))):
-        assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
 
 
 def test_a_fifo(tmp_path):

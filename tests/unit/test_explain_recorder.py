@@ -131,11 +131,3 @@ def test_mutated_files_end_in_an_answer_or_a_remark(tmp_path):
         dumps, remarks = recorder.find_dumps(str(tmp_path))
         for by_rank in dumps.values():
             assert all(isinstance(text, str) for text in recorder.explain_dumps(by_rank) + remarks)
-
-
-def test_a_pickle_of_every_protocol_is_read_as_it_was():
-    value = {'a': [1, -5, 1 << 40, 2.5, None, True, False],
-             'text': 'ü' * 300, 'b': ('x', 'y', ('z',)), 'c': [[], {}, ()],
-             'long': list(range(2000)), 'again': ['same'] * 3, 'bytes': 300 * 'b', 'four': (1, 2, 3, 4)}
-    for protocol in (2, 3, 4, 5):
-        assert recorder.unpickled(pickle.dumps(value, protocol)) == value

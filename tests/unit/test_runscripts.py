@@ -1939,7 +1939,7 @@ STEP = "0::/system.slice/slurmstepd.scope/job_4711/step_"
 @pytest.mark.parametrize("env, cgroup, by", [
     ({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}, "0::/user.slice", "ssh (pdsh, clush) started this process"),
     ({"JOB_COMPLETION_INDEX": "3"}, "0::/", "this is pod 3 of an indexed Job of Kubernetes"),
-    # systems that the table of batch systems does not name
+    # variables of several nodes that the list of sizes does not name
     *(({entry.partition("=")[0]: entry.partition("=")[2]}, "0::/", f"{entry[:80]} is a variable of a job of several nodes")
       for entry in ("AZ_BATCH_HOST_LIST=10.0.0.4,10.0.0.5", "AZ_BATCH_NODE_LIST=10.0.0.4;10.0.0.5",
                     'SM_HOSTS=["algo-1","algo-2"]', "VC_WORKER_HOSTS=a-0.a,a-1.a", "VC_WORKER_NUM=2", "MA_NUM_HOSTS=16",

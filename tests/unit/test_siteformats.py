@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch sites NAME --format: what is printed does what it says."""
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -33,7 +32,7 @@ def command(*args):
 def test_a_shell_and_a_reader_of_lines_get_what_the_module_sets(tmp_path):
     for site, groups in each():
         values = site.env_values(groups).values()
-        text = siteformats.render(site, 'env', groups)
+        text = siteformats.env_file(site, groups)
         expected = {value.name: value.value for value in values
                     if not value.name.startswith('SLINGTORCH_') and not value.when}
         assert dict(line.split('=', 1) for line in text.splitlines() if not line.startswith('#')) == expected
@@ -47,21 +46,15 @@ def test_a_shell_and_a_reader_of_lines_get_what_the_module_sets(tmp_path):
             assert value.name != siteformats.NET or '\n#NCCL_NET=%s\n' % value.value in text
 
 
-def test_tables_of_markdown():
-    """Every value of the site is in the table, and every row has four columns."""
-    for site, groups in each():
-        text = siteformats.render(site, 'markdown', groups)
-        rows = [line for line in text.splitlines() if line.startswith('| `')]
-        assert [re.match(r'\| `([^`]+)` \| `([^`]*)` \|', row).groups() for row in rows] == \
-            [(value.name, value.value) for value in site.env_values(groups).values()]
-        assert {len(re.findall(r'(?<!\\)\|', row)) for row in rows} <= {5}
-
-
-def test_a_page_names_what_its_site_is():
-    text = ' '.join(siteformats.render(SITES.load('tuolumne', {}), 'markdown').split())
-    for words in ('GPUs: AMD, 4 per node', 'scheduler: flux', 'recognised by: `tuolumne[0-9]*`', 'not published: ',
-                  'generation rocm-7.1.1 (default): ', 'gpu `rocm/7.1.1 in ROCM_PATH`', 'needs flux run --setattr'):
+def test_everything_in_a_file_is_shown():
+    text = ' '.join(siteformats.everything(SITES.load('tuolumne', {})).split())
+    for words in ('gpu: rocm gpus_per_node: 4', 'scheduler: flux', 'recognised by: tuolumne[0-9]*', 'not published: ',
+                  'generation rocm-7.1.1 (default): ', 'gpu = rocm/7.1.1 in ROCM_PATH', 'needs: flux run --setattr'):
         assert words in text
+    for site, _ in each():
+        text = ' '.join(siteformats.everything(site).split())
+        for value in site.env + site.parameters:
+            assert f'{value.name} = ' in text and value.reason in text and value.source in text
 
 
 def test_the_command():
@@ -70,7 +63,7 @@ def test_the_command():
     done = command('--format', 'markdown')
     assert done.returncode == 0 and '\n| `isambard_ai` | Isambard-AI (HPE Cray EX, GH200) | 4 NVIDIA, aarch64 |' in done.stdout
     for args, words in ((['derecho', '--format', 'env', '--group', 'none'], "--group names the group 'none'"),
-                        (['--format', 'env'], "--format needs a site"),
-                        (['derecho', '--group', 'gdr'], "--group needs --format")):
+                        (['--format', 'env'], "--format env needs a site"),
+                        (['derecho', '--group', 'gdr'], "--group needs both")):
         done = command(*args)
         assert done.returncode == 1 and words in done.stderr and done.stdout == '', done.stderr

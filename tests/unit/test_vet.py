@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from slingtorch.commands.check import reference_options
-from slingtorch.job import meet, messages, pairs, records, vet
+from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -36,7 +35,7 @@ def speeds(slow=(), failing=(), one_direction=False, without=(), lane=0):
 
 
 def test_a_sound_backend():
-    assert vet.judge(nodes(), speeds()) == ({}, dict.fromkeys(range(6), 10.0), {})
+    assert vet.judge(nodes(), speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {})
 
 
 @pytest.mark.parametrize('planted, says', [
@@ -45,7 +44,7 @@ def test_a_sound_backend():
     (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
 ])
 def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
-    wrong, _, untested = vet.judge(nodes(), planted)
+    wrong, _, untested = vet.judge(nodes(), planted, 'gloo')
     assert list(wrong) == [2] and says in wrong[2] and not untested
 
 
@@ -53,7 +52,7 @@ def test_one_slow_gpu_is_named():
     lanes = [said(number, lane=lane, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane))
              for number in range(6) for lane in range(4)]
     found = sum([speeds(slow=[4] if lane == 2 else [], lane=lane) for lane in range(4)], [])
-    wrong, figures, _ = vet.judge(lanes, found)
+    wrong, figures, _ = vet.judge(lanes, found, 'nccl')
     assert wrong == {4: 'nccl, GPU 2 (0000:21:00.0), slow: best pair 1.00 GB/s, median 10.00 GB/s'}
     assert figures[0] == 40 and figures[4] == 31
 
@@ -65,16 +64,16 @@ def test_one_slow_gpu_is_named():
     ({'backend': 'nccl'}, 'fails: its PyTorch uses nccl, the others use gloo'),
 ])
 def test_a_backend_that_does_not_start_on_one_node(different, says):
-    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]))
+    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]), 'gloo')
     assert wrong == {3: says} and len(figures) == 5 and not untested
 
 
 def test_what_starts_nowhere():
     absent = [said(number, lane=1, ready=False, error='no GPU 1', absent=True) for number in range(6)]
-    assert vet.judge(nodes() + absent, speeds()) == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
+    assert vet.judge(nodes() + absent, speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
     # it was tried, and is certain
     broken = [said(number, ready=False, error='ImportError: libmkl.so') for number in range(6)]
-    assert set(vet.judge(broken, [])[0]) == set(range(6))
+    assert set(vet.judge(broken, [], 'gloo')[0]) == set(range(6))
 
 
 @pytest.mark.parametrize('figure, kind, rate, reference, says', [
@@ -131,8 +130,7 @@ def keeper(nodes, answers, **different):
     """After all rounds of these nodes, whose process number is the rank and one more."""
     one = pairs.Keeper(Planted({rank + 1: different.get('n%d' % rank, lane(rank)) for rank in range(nodes)}, answers))
     one.gather(nodes, time.monotonic() + 0.2)
-    for turn in range(one.nodes - 1 + one.nodes % 2):
-        one.round(turn)
+    one.measure(99)
     return one
 
 
@@ -199,12 +197,21 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
 
 def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='gloo', size=2):
     """What rank 0 of this many nodes prints and writes, where the processes say this."""
-    told = {'lanes': lanes, 'speeds': found, 'network': '', 'kind': kind, 'rounds': 1, 'imported': 1.0, 'took': 0.0}
-    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
-        'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
+    planted = pairs.Keeper(None)
+    planted.lanes, planted.speeds, planted.kind, planted.rounds = dict(enumerate(lanes)), found, kind, 1
+    planted.measure, planted.tell = (lambda rounds: None), (lambda word: None)
+    monkeypatch.setattr(pairs, 'keep', lambda environ, seconds: planted)
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
     vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
         rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
     return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
+
+
+def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
+    with pytest.raises(gather.PeerLost, match='nodes cannot meet at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: Mod.*torch'):
+        vet.run(Machine(ALONE, str(tmp_path)), sys.stdout, argparse.Namespace(rounds=1))
 
 
 @pytest.mark.parametrize('figure, rates, references, word', [
@@ -327,11 +334,6 @@ def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_sa
     assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
     kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
     assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
-
-
-def test_references_of_the_site():
-    assert reference_options({}) == []
-    assert reference_options({'SLINGTORCH_SITE': 'lumi'}) == ['--reference', 'nccl=80.75']
 
 
 def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
