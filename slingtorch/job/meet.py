@@ -72,7 +72,9 @@ class Store:
 
     def raw(self, keys: list) -> list:
         """The values of these keys, which must exist. :raises NotMet: the store is gone"""
-        return self.call(self.store.multi_get, keys) if keys else []
+        if hasattr(self.store, 'multi_get'):    # since 2.1
+            return self.call(self.store.multi_get, keys) if keys else []
+        return [self.call(self.store.get, key) for key in keys]
 
     def get(self, key: str, end: float) -> 'Any':
         """
