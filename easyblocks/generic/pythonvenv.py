@@ -38,8 +38,9 @@ INDEX_TIMEOUT = 2
 # $PIP_CONFIG_FILE.
 WITHOUT_PIP_CONFIG = ['env', 'PIP_CONFIG_FILE=' + os.devnull]
 
-# Do not compile the tests of packages, which would take a third of the time: no job imports them.
-NOT_COMPILED = '/tests?/'
+# Do not compile the tests of packages (PyTorch's are in torch/testing/_internal), which would take a third of the time:
+# no job imports them.
+NOT_COMPILED = '/(tests?|testing/_internal|benchmarks)/'
 
 # words in the output of pip or uv, and the remedy; the first two are not problems of an index
 PIP_PROBLEMS = [

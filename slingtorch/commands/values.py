@@ -31,7 +31,6 @@ print(json.dumps(dict({name: where(name) for name in ("torch", "mpi4py", "horovo
 # where environments of wheels and of conda have NCCL or RCCL
 NCCLS = ('%(torch)s/lib/lib[nr]ccl.so*', '%(torch)s/../nvidia/nccl/lib/libnccl.so*',
          '%(torch)s/../_rocm_sdk_*/lib/librccl.so*', '%(prefix)s/lib/lib[nr]ccl.so*')
-RUNTIMES = {'cuda': 'libcudart', 'rocm': 'libamdhip64'}
 # options of Apptainer and Singularity, as variables
 FOR_GPUS = {'cuda': 'NV', 'rocm': 'ROCM'}
 
@@ -159,8 +158,7 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []
     if plugins:
-        node.check_plugin(own.report, plugins[0], own.nccls(), (RUNTIMES[own.kind or ''], own.toolkit.split('.')[0]),
-                          values.get(NET))
+        node.check_plugin(own.report, plugins[0], own.nccls())
     elif own.kind and values.get(NET):
         said.append("NCCL's network plugin is missing, and jobs of several nodes fail without it: "
                     + plugin_remedy(site, own))

@@ -12,6 +12,7 @@ Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something re
 """
 import argparse
 import contextlib
+import glob
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from . import gather, limits, look, meet, messages, nccl, network, node, records
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text, some
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
-from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
+from .machine import Machine, expand_hosts, seconds_to_wait
 from .probe import SLACK
 
 # {fact that must be the same on all ranks: (level and name of the finding, remedy)}
@@ -43,10 +44,8 @@ SAME = {
 }
 # A rank is slow if it took more than this many times the median, and this many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
-# A node is busy if importing PyTorch takes more seconds than this; its other ranks then get as many seconds more.
-BUSY = 4
-# seconds to wait for a rank of the node that has written nothing
-SILENT = 12
+# seconds to wait for a rank of the node that has written nothing, and on a busy node, after PyTorch is imported
+SILENT, BUSY = 12, 4
 # from this number of seconds on, check reports how long an address takes to resolve to a name
 SLOW_NAME = 1
 # remedy for a step that did not end and perhaps did not fail
@@ -71,15 +70,15 @@ class Probe(messages.Child):
         """Its last message."""
         return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
 
-    def wait(self, key: str, end: float, value: object = None) -> bool:
-        """Whether its message has a true `key`, or one with this value, before the time `end`."""
-        return self.until(lambda: bool(self.found.get(key)) if value is None else self.found.get(key) == value, end)
+    def wait(self, key: str, end: float) -> bool:
+        """Whether its message has a true `key` before the time `end`."""
+        return self.until(lambda: bool(self.found.get(key)), end)
 
     def ask(self, seconds: float, **order: object) -> dict:
         """Send it an order with a time limit; its message afterwards. :raises PeerLost: it cannot do it"""
         self.turn += 1
         self.tell(dict(order, seconds=seconds, turn=self.turn))
-        if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
+        if not self.until(lambda: self.found.get('answer') == self.turn, time.monotonic() + seconds + 3 * SLACK):
             raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
         if self.found.get('lost'):
             raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
@@ -89,21 +88,15 @@ class Probe(messages.Child):
         """Its message with all that it found until the time `end`; the key 'error' has what went wrong."""
         if self.wait('over', end):
             return self.found
-        if not self.ended:
-            self.process.kill()
-        killed, status = not self.ended, self.status()
-        found = self.found
-        if killed and found['seconds'] and found['phase'] == 'import':
-            return found    # it was waiting for others
+        late, found = not self.ended, self.found
+        self.process.kill()
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
-        if killed:
-            found['error'] = "%s did not end within %d s" % (what, time.monotonic() - self.begin)
-            found['remedy'] = LATE
-            if what == 'import torch':
-                found['level'] = 'yellow'       # on a cold file system it takes minutes
-        else:
-            found['error'] = "%s ended the process with status %s" % (what, status)
-        return found
+        if not late:
+            return dict(found, error="%s ended the process with status %s" % (what, self.status()))
+        if found['seconds'] and found['phase'] == 'import':
+            return found    # it was waiting for others
+        return dict(found, error="%s did not end within %d s" % (what, time.monotonic() - self.begin), remedy=LATE,
+                    level='yellow' if found['phase'] == 'import' else 'red')    # on a cold file system it takes minutes
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -111,45 +104,14 @@ class Probe(messages.Child):
 
 def holder(port: int) -> str:
     """The process that listens on a port, for a message; '' if it belongs to another user."""
-    inodes = set()
-    for table in ('/proc/net/tcp', '/proc/net/tcp6'):
-        with contextlib.suppress(OSError), open(table) as stream:
-            inodes |= {fields[9] for fields in map(str.split, stream)
-                       if fields[3] == '0A' and fields[1].endswith(':%04X' % port)}
-    for pid in filter(str.isdigit, os.listdir('/proc')):
+    tables = ''.join(Machine().read('proc/net/' + name) for name in ('tcp', 'tcp6'))
+    sockets = ['socket:[%s]' % inode for inode in re.findall(r':%04X \S+ 0A(?:\s+\S+){5}\s+(\d+)' % port, tables)]
+    for path in glob.glob('/proc/[0-9]*/fd/*'):
         with contextlib.suppress(OSError):
-            for name in os.listdir('/proc/%s/fd' % pid):
-                if os.readlink('/proc/%s/fd/%s' % (pid, name))[8:-1] in inodes:
-                    with open('/proc/%s/comm' % pid) as stream:
-                        return " (process %s, %s)" % (pid, stream.read().strip())
+            if os.readlink(path) in sockets:
+                pid = path.split('/')[2]
+                return " (process %s, %s)" % (pid, Machine().read('proc/%s/comm' % pid))
     return ''
-
-
-def check_master(environ: dict, report: Report, name: str) -> None:
-    """Whether MASTER_ADDR is this node."""
-    host = environ['MASTER_ADDR']
-    address = network.address_of_host(host)
-    for one in network.addresses(host) if address else ():
-        # to reach one of the node's own addresses, the kernel sends from that address
-        with contextlib.suppress(OSError):
-            if network.source_of(one) == one:
-                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % host)
-                return
-    if address:     # else look_at_master() reports it
-        report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0" % (
-            host, address, name), "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them")
-
-
-def check_port(machine: Machine, report: Report) -> None:
-    """Whether the kernel may give MASTER_PORT to a connection before the store opens it (ip_local_port_range)."""
-    port, limits, kept = int(machine.environ['MASTER_PORT']), *(
-        machine.read('proc/sys/net/ipv4/' + name) for name in (look.PORTS, 'ip_local_reserved_ports'))
-    taken = [int(word) for word in limits.split() if word.isdigit()]
-    if len(taken) == 2 and taken[0] <= port <= taken[1] and str(port) not in numbers_in(kept) and \
-            machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-        report.add('yellow', 'port', "MASTER_PORT=%d is in the range %d-%d, from which the kernel takes ports for "
-                   "connections (ip_local_port_range): a connection may have it when the training starts" % (
-                       port, *taken), "unset MASTER_PORT in the job script, or choose a port outside this range")
 
 
 def check_same(report: Report) -> None:
@@ -164,9 +126,6 @@ def check_same(report: Report) -> None:
             parts[4:] = ['...'] * (len(parts) > 4)
             if fact == 'torch' and 'none' in values:
                 level = 'red'
-            if fact == 'MASTER_PORT' and len(report.facts.get(look.PORTS, {})) > 1:
-                parts.append("so does ip_local_port_range, from which conda-python-distributed derives it")
-                remedy = "export MASTER_PORT in the job script; ask the centre to use the same range on all nodes"
             report.add(level, name, "%s differs: %s" % (fact[4 * env:], '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
@@ -201,71 +160,68 @@ def check_answers(rank: 'Rank') -> None:
         report.add('untested', 'no-answer', "the other nodes: rank 0's node could not open the store for them")
         return
     came = [said for said in rank.nodes.values() if said]
-    silent = [said['node'] for said in came if missing >> said['rank'] & 1]
     called = {said['node'] for said in came} | {own}
     hosts = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     never = [host for host in hosts if len(hosts) > 1 and host not in called]
+    silent = [said['node'] for said in came if missing >> said['rank'] & 1]
     text = "no answer from %s of %d" % (ranks_text(missing), rank.world)
     if never:
         text += ". %s sent nothing: see their own messages" % some(never)
     if silent:
         text += ". %s answered at first, then no longer" % some(silent)
-    if len(called) == 1:
-        text += network.own_address(environ['MASTER_ADDR'])
     total, again = (now - then for now, then in zip(network.segments(), rank.sent))
     if again >= 3 and 10 * again > total:
         text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
                  "meanwhile, %d were sent again" % (total, own, again))
-    address = network.address_of_host(environ['MASTER_ADDR'], 'no address here')
     report.add('red', 'no-answer', text, "check whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
-               "whether all these ranks were started; start without these nodes (srun --exclude)"
-               % (environ['MASTER_ADDR'], address, environ['MASTER_PORT']), missing)
+               "whether all these ranks were started; start without these nodes (srun --exclude)" % (
+                   environ['MASTER_ADDR'], network.address_of_host(environ['MASTER_ADDR'], 'no address here'),
+                   environ['MASTER_PORT']), missing)
+
+
+def certainty(finding: 'Any') -> int:
+    """How much an error of the network tells of its cause: 0 most, 4 least."""
+    if network.SLOW in finding.text:
+        return 0    # some nodes gave up, and others report that these are gone
+    if finding.remedy not in ('', LATE, *node.LOOK_THERE):
+        return 1
+    if not re.search(network.SECONDARY, finding.text):
+        return 2
+    # the node at the other end has no error of its own
+    return 3 if 'Connection refused' in finding.text else 4
 
 
 def one_cause(report: Report) -> None:
     """A broken network causes different errors on the nodes: keep one, which names the cause or tells most."""
     found = report.having('red', 'rendezvous') + report.having('red', 'collective')
-    # Gloo's device.cc names the interface of GLOO_SOCKET_IFNAME; look.py reports already that it does not exist
-    for finding in list(found):
-        name = re.search(r'Unable to find address for: (\S+)', finding.text)
-        if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
+    if report.having('red', 'interface'):
+        for finding in [one for one in found if 'Unable to find address for' in one.text]:  # gloo's device.cc
             report.findings.pop(finding)
             found.remove(finding)
-    # a connection is refused, but the node at its other end has no error
-    refused = [finding for finding in found if 'Connection refused' in finding.text]
-    late = [finding for finding in found if finding.remedy == LATE]
-    named = [finding for finding in found if finding.remedy not in ('', LATE, *node.LOOK_THERE)]
-    if refused and not named and all(finding in refused or 'did not end' in finding.text for finding in found):
-        for finding in found:
-            report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
-        return
     slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
-    if slow:    # some nodes gave up, and others report that these are gone
-        found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
-    first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
-    best = slow or named or first or found[:1]
-    rest, best = set(found) - set(best), [with_addresses(report, finding) for finding in best]
-    for finding in rest:
-        ranks = report.findings.pop(finding)
-        if len(best) == 1:
-            report.findings[best[0]] |= ranks
-
-
-def with_addresses(report: Report, finding: 'Any') -> 'Any':
-    """Add the addresses that gloo uses on the nodes to a finding, also in the report; the changed finding."""
-    told = []
+    if slow:
+        found = [finding for finding in found if '8 MB' in finding.text or finding.remedy == LATE] + slow
+    if not found:
+        return
+    least = min(map(certainty, found))
+    best = [finding for finding in found if certainty(finding) == least][:None if least < 3 else 1]
+    rest = 0
+    for finding in set(found) - set(best):
+        rest |= report.findings.pop(finding)
+    named = []
     for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
-        names = report.nodes(mask)
-        if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
+        nodes = report.nodes(mask)
+        named.append('%s on %s' % (address or 'none', some(nodes, 3)))
+        if address and len(nodes) > 1 and len(report.facts.get('machine', {})) > 1:
             report.add('red', 'rendezvous', "%s give the other nodes the same address, %s" % (
-                ' and '.join(names[:8]), address), "ask the centre to check /etc/hosts and the interfaces")
-            return finding
-        told.append('%s on %s' % (address or 'none', some(names, 3)))
-    if not told:
-        return finding
-    changed = finding._replace(text="%s [addresses of gloo: %s]" % (finding.text, '; '.join(told[:6])))
-    report.findings[changed] |= report.findings.pop(finding)
-    return changed
+                ' and '.join(nodes[:8]), address), "ask the centre to check /etc/hosts and the interfaces")
+    for finding in best:
+        mask, text, remedy = report.findings.pop(finding), finding.text, finding.remedy
+        if least == 3:
+            text, remedy = network.REFUSED, network.OPEN_PORTS
+        if named:
+            text += " [addresses of gloo: %s]" % '; '.join(named[:6])
+        report.add(finding.level, finding.name, text, remedy, mask | rest * (len(best) == 1))
 
 
 def check_job(rank: 'Rank') -> None:
@@ -284,12 +240,6 @@ def check_job(rank: 'Rank') -> None:
     check_times(report)
     if rank.nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
-    if len(report.facts.get('machine', {})) > 1:
-        for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
-            mask = report.facts.get('only loopback ' + variable, {}).get('True')
-            if mask:
-                report.add(look.sure_of(rank.machine, variable), 'interface',
-                           "%s=lo, but the job has several machines" % variable, "unset it", mask)
     if 'backend' not in report.facts:
         report.add('untested', 'collective', "the network: the nodes did not start an all_reduce" if rank.several else
                    "the network: the job has one node")
@@ -304,11 +254,9 @@ def header(report: Report, seconds: float) -> str:
             if level != 'ignored' or report.having(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
-    times = []
-    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces')):
-        values = sorted(map(float, report.facts.get('seconds ' + name, {})))
-        if values:
-            times.append('%s %.2g s' % (title, values[-1]))
+    steps = (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces'))
+    times = ['%s %.2g s' % (title, max(map(float, report.facts['seconds ' + name])))
+             for name, title in steps if 'seconds ' + name in report.facts]
     if times:
         lines.append('times:  %s (slowest rank, rounded up by at most a quarter)' % ', '.join(times))
     return '\n'.join(lines)
@@ -336,6 +284,8 @@ class Rank:
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.report, self.several = Report(self.rank), self.world > self.local_world
         self.nodes, self.looked_up = {}, []  # type: dict, list
+        # seconds for all that has limits of its own, such as the trial of the network
+        self.limit = 3 * self.seconds + 60
 
     def all(self) -> dict:
         """The environment and, with a space before their names, other things that may differ between ranks."""
@@ -391,8 +341,6 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 def other_rank(rank: Rank) -> str:
     """Not the first rank of its node: writes what it finds. Returns rank 0's verdict."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
-    if files.read(name)[1]:
-        raise PeerLost("another process of this node also has RANK=%d: see how the job script sets it" % rank.rank)
     files.write(name, {'pid': os.getpid()})
     first = files.wait(gather.FIRST, rank.begin + rank.seconds)
     differs = gather.differing(rank.all(), first if isinstance(first, dict) else {})
@@ -402,7 +350,7 @@ def other_rank(rank: Rank) -> str:
         node.check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
         probe.end()
     files.write(name, {'report': rank.report.dump(), 'details': details})
-    word = files.wait(gather.WORD, time.monotonic() + 4 * rank.seconds + 60, gather.FIRST)
+    word = files.wait(gather.WORD, time.monotonic() + 2 * rank.limit)
     files.remove(name)
     return str(word)
 
@@ -412,9 +360,6 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     local = gather.LocalRanks(rank.environ, rank.local_world, rank.all())
     probe, word = rank.start_probe(), gather.LOST
     try:
-        if not rank.rank:
-            check_master(rank.environ, rank.report, rank.machine.node)
-            check_port(rank.machine, rank.report)
         details = rank.look()
         found = meet_nodes(rank, probe)
         finish_node(rank, local, found, details)
@@ -428,8 +373,6 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
 
 def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
     """The message of the process with PyTorch after it has met those of other nodes and tried the network; or {}."""
-    from . import imports
-
     if not probe:
         if rank.several:
             rank.report.add('red', 'import', "this Python has no PyTorch, but the nodes meet in PyTorch's store (%s)"
@@ -437,19 +380,17 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
         return {}
     threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
     end = rank.begin + rank.seconds
-    if probe.wait('took', end):     # now it has limits of its own: for the store, the other nodes, the network
-        end = time.monotonic() + 2 * rank.seconds + (network.ASIDE + 3) * max(1, rank.seconds / 120) + (
-            rank.world // rank.local_world / 100 + imports.LIMIT)
+    if probe.wait('took', end):
+        end = time.monotonic() + rank.limit
     found = probe.result(end)
     rank.nodes = {str(number): said for number, said in (found.get('nodes') or {}).items()}
-    if found.get('port'):
-        port = int(rank.environ['MASTER_PORT'])
-        rank.report.add('red', 'port', "MASTER_PORT=%d cannot be used on rank 0's node: %s%s" % (
-            port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or choose another port")
-    elif found.get('lost') and not rank.rank:
-        rank.report.add('red', 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, MASTER_PORT=%s: "
-                        "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
-                        "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
+    lost, port = found.get('lost', ''), rank.environ['MASTER_PORT']
+    if lost and not rank.rank:
+        taken = re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', lost)
+        rank.report.add('red', 'port' if taken else 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, "
+                        "MASTER_PORT=%s: %s%s" % (rank.environ['MASTER_ADDR'], port, re.sub('^.*message: ', '', lost),
+                                                  holder(int(port)) if taken else ''),
+                        "unset MASTER_ADDR and MASTER_PORT in the job script, or choose another port")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, found['ahead']), "tell the centre that this node's time is wrong")
@@ -471,10 +412,7 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
         report.add('yellow', 'rendezvous', "on this node it takes %g s or more to look up the name of an address, and "
                    "PyTorch's store does this for each connection, one after the other" % SLOW_NAME,
                    "check the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
-    # on a busy node, where the import takes long, the other ranks are late, too
-    grace = min(BUSY, rank.seconds) if found.get('seconds', {}).get('import', 0) > BUSY else 0
-    end = rank.begin + rank.seconds
-    local.wait(min(end, max(rank.begin + SILENT, time.monotonic() + grace)), end)
+    local.wait(max(rank.begin + SILENT, time.monotonic() + BUSY), rank.begin + rank.seconds)
     ranks = [dict(details, rank=rank.rank)]
     for other, own in local.reports.values():
         report.merge(other)
@@ -482,15 +420,11 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
     for number, pid in local.ended.items():
         report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << number)
-    for number in local.strange:
-        report.add('red', 'no-answer', "a rank of %s wrote a message that this version does not know" % machine.node,
-                   "start all ranks from one installation", 1 << number)
     for number, seconds in local.late.items():
         report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << number)
     node.check_cores(report, ranks)
-    limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
-    node.check_providers(report, machine)
     node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
+    limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
     program.check_imports(report, found.get('script') or {}, details)
     for name in details.get('reads', ()):
         for one in ranks if 'env ' + name not in report.facts else ():
@@ -504,10 +438,10 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     met = bool(probe and found.get('met'))
     try:
         if not probe or not met:
-            raise PeerLost(found.get('lost') or found.get('error') or (
-                "it did not answer" if found.get('took') else "PyTorch was imported too late" if probe else
-                "this node has no PyTorch"))
-        return str(probe.ask(3 * rank.seconds + 60, put=rank.report.dump())['word'])
+            raise PeerLost(found.get('lost') or found.get('error') or "it has not imported PyTorch in time")
+        # what is red here ends the job unless it is ignored, and may be a network over which no verdict comes
+        seconds = rank.seconds if rank.report.having('red') else rank.limit
+        return str(probe.ask(seconds, put=rank.report.dump())['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             if level == 'red':
@@ -539,12 +473,9 @@ def collect(rank: Rank, probe: 'Any') -> None:
     """Merge the nodes' reports."""
     report, there = rank.report, rank.nodes
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
-    for said in there.values():
-        if said and said.get('twice'):
-            report.add('red', 'world-size', "two nodes have rank %d, such as %s" % (said['rank'], said['node']),
-                       "see how the job script sets RANK", 1)
     if there:
-        seconds = min(rank.seconds, network.ASIDE + 3 * probe.found['seconds'].get('import', 0)) + SLACK
+        seconds = min(rank.seconds, network.ASIDE * network.slowness(rank.seconds, len(there)) + 3 *
+                      probe.found['seconds'].get('import', 0)) + SLACK
         try:
             texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
         except PeerLost as err:
@@ -560,8 +491,9 @@ def collect(rank: Rank, probe: 'Any') -> None:
         report.merge(other)
     if strange:
         names = sorted({(there[number] or {}).get('node', 'a node of unknown name') for number in strange})
-        report.add('red', 'no-answer', "%s sent a message that this version does not know" % some(names),
-                   "start all nodes from one installation; another program may use MASTER_PORT", 1)
+        report.add('red', 'no-answer', "%s sent a message that this version does not know, or has ranks of another node"
+                   % some(names), "start all nodes from one installation; see how the job script sets RANK; another "
+                   "program may use MASTER_PORT", 1)
 
 
 def main(argv: list) -> int:

@@ -17,8 +17,8 @@ TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good'
 LONGEST = 2000
 # names of findings
 NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended', 'gpus', 'import', 'interface',
-         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'provider', 'rendezvous',
-         'script', 'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
+         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'rendezvous', 'script',
+         'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is a word that never changes, for searching; `remedy` tells the user what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 # of a report as a message; masks are hexadecimal

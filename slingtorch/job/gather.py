@@ -27,9 +27,6 @@ SHOWN = 200
 LOST = 'lost'
 # the first rank's files: its fingerprints(), and rank 0's verdict
 FIRST, WORD = 'first', 'word'
-# the details of a rank (look.py, limits.py) that node.py needs
-DETAILS = {'local_rank': int, 'cpus': [int], 'online': [int], 'gpus': (list, type(None)), 'near': {str: [int]},
-           'limits': {str: int}, 'memory': (int, type(None)), 'memory of': str, 'differs': dict}
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -73,11 +70,9 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: cannot start a new thread
         text = str(err)
         if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
-            report = Report(0)
-            limits.look(machine, report, {'local_rank': 0})
-            near = [finding.text for finding in report.having(name='limit') if 'processes' in finding.text]
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
-                text, '; '.join(near) or "no limit is near: a filter of the container or the kernel may forbid it")
+                text, '; '.join(limits.few_processes(machine, True)) or
+                "no limit is near: a filter of the container or the kernel may forbid it")
         say(name, machine, text)
         return verdict(LOST, machine.environ)
 
@@ -91,40 +86,28 @@ def say(name: str, machine: 'Machine', text: str) -> None:
 
 def places(environ: dict) -> list:
     """
-    The directories in which the ranks of this start meet on a node: in the job's private one
-    (runscripts/lib/caches.bash), or in /dev/shm if that is not writable or full.
+    The directories in which the ranks of this start meet on a node: in the job's private one, if the runscript has made
+    it (runscripts/lib/caches.bash), and in /dev/shm, for example if the first one is full.
     """
-    srun, temporary, user = by_srun(environ), environ.get('TMPDIR', ''), os.getuid()
+    srun = by_srun(environ)
     start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID',
                                                 'SLURM_STEP_ID' if srun else 'MASTER_PORT')]
     # nodes that are emulated on one machine, or are containers on it, may share its /tmp
     node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if srun else ''
     with contextlib.suppress(OSError):
         node += '-%d' % os.stat('/proc/self/ns/net').st_ino
-    base = environ.get('SLINGTORCH_JOB_DIR') or os.path.join(
-        temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % user)
     name = 'check-%s-%s' % (hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16], node)
-    return [os.path.join(base, name), '/dev/shm/slingtorch-%d-%s' % (user, name)]
+    own = environ.get('SLINGTORCH_JOB_DIR')
+    return [os.path.join(own or '', name)] * bool(own) + ['/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
 
 
 def make_private(path: str) -> None:
-    """Make a directory, and its parent. :raises OSError: one belongs to another user, or is writable by others"""
-    above = os.path.dirname(path)
-    for directory in (above, path) if os.path.basename(above).startswith('slingtorch-') else (path,):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-        state = os.lstat(directory)
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise PermissionError("only you may be able to write to %s: have its owner remove it" % directory)
-
-
-def held(descriptor: int) -> bool:
-    """Whether the writer of a file is alive."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:     # or the file system has no locks, so that this is unknown
-        return True
-    return False
+    """Make a directory. :raises OSError: it belongs to another user, or is writable by others"""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    state = os.lstat(path)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError("only you may be able to write to %s: have its owner remove it" % path)
 
 
 class Files:
@@ -164,7 +147,10 @@ class Files:
                 state = os.fstat(descriptor)
                 if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
                     continue
-                data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
+                data, lives = os.read(descriptor, messages.MOST + 1), True
+                with contextlib.suppress(OSError):      # its writer has the lock, or the file system has no locks
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    lives = False
             finally:
                 os.close(descriptor)
             try:
@@ -173,15 +159,14 @@ class Files:
                 return None, lives
         return None, None
 
-    def wait(self, name: str, end: float, writer: str = '') -> 'Any':
+    def wait(self, name: str, end: float) -> 'Any':
         """
         Wait for a file of the first rank; returns its content.
 
-        :param writer: another file of the first rank, which shows whether it is alive
         :raises PeerLost: there is no file by the time `end`, or the first rank has ended
         """
         while True:
-            lives = self.read(writer)[1] if writer else True
+            lives = name == FIRST or self.read(FIRST)[1]
             thing, written = self.read(name)
             if thing is not None and written:
                 return thing
@@ -217,7 +202,6 @@ class LocalRanks:
     :ivar reports: {rank: (Report, details for node.py)}
     :ivar ended: {rank: process id} of ranks that ended before they reported
     :ivar late: {rank: seconds until its first file was seen}
-    :ivar strange: ranks whose file has a form that this version does not know
     :param known: what the other ranks compare with their own
     :raises PeerLost: another process is already the first rank of this node
     """
@@ -225,7 +209,7 @@ class LocalRanks:
     def __init__(self, environ: dict, count: int, known: dict) -> None:
         self.files, self.count, self.begin = Files(environ), count, time.monotonic()
         self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
-        self.reports, self.ended, self.late, self.strange = {}, {}, {}, set()  # type: dict, dict, dict, set
+        self.reports, self.ended, self.late = {}, {}, {}  # type: dict, dict, dict
         if self.files.read(FIRST)[1]:
             raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
                            "job script")
@@ -241,14 +225,9 @@ class LocalRanks:
             if rank in self.reports or lives is None or rank == self.first or rank >= self.world:
                 continue
             self.late.setdefault(rank, time.monotonic() - self.begin)
-            if messages.has_form(thing, {'report': dict, 'details': DETAILS}):
-                with contextlib.suppress(ValueError):
-                    self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
-                    self.strange.discard(rank)
-                    continue
-            if not messages.has_form(thing, {'pid': int}):
-                self.strange.add(rank)
-            elif not lives:
+            if messages.has_form(thing, {'report': dict, 'details': dict}):
+                self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
+            elif not lives and messages.has_form(thing, {'pid': int}):
                 self.ended[rank] = thing['pid']
 
     def wait(self, silent: float, end: float) -> None:

@@ -5,10 +5,10 @@ the process with PyTorch used; directories, tested by writing to them; and a com
 """
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import resource
-import shutil
 import stat
 import subprocess
 import sysconfig
@@ -18,11 +18,13 @@ import threading
 from .kinds import Any, Callable, Machine, Mapping, Optional, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
-SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'address space'),
-         'd': (resource.RLIMIT_DATA, 'data'), 's': (resource.RLIMIT_STACK, 'stack'),
-         'f': (resource.RLIMIT_FSIZE, 'size of a file'), 't': (resource.RLIMIT_CPU, 'processor time')}
-# bytes of address space and of data that suffice for CUDA and a training of some GB; bytes of a large thread stack
-SPACE, LARGE_STACK = 16 << 30, 1 << 30
+SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
+         'd': (resource.RLIMIT_DATA, 'of data'), 's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
+         'f': (resource.RLIMIT_FSIZE, 'in a file, also in /dev/shm'), 't': (resource.RLIMIT_CPU, 'processor time')}
+# an error that such a limit may cause
+LACKS = 'failed to map|[Aa]llocat|MemoryError|bad_alloc|Too many open files|new thread|status -(6|9|11|24|25)'
+# bytes of address space and of data that suffice for CUDA and a training of some GB; those of a stack that are few
+SPACE, SMALL_STACK = 16 << 30, 1 << 20
 # seconds for directories and programs: a file system that hangs must not hang the check
 WAIT = 5
 # bytes that a trial writes
@@ -32,23 +34,19 @@ SMALL_SHM = 64 << 20
 # bytes that a tensor or a checkpoint of even a toy model exceeds, and those that one of a real model exceeds
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
 # values of a fact about a directory
-WRITTEN, A_FILE = 'written', 'it is a file'
+WRITTEN, A_FILE = 'written', os.strerror(errno.ENOTDIR)
 # {variable with a directory: what programs write there}
 DIRECTORIES = {'TMPDIR': 'temporary files', 'HOME': 'caches and settings', 'XDG_CACHE_HOME': 'caches',
                'HF_HOME': 'models and data of Hugging Face'}
-RAISE = "ulimit -%s, in the job script or where the limit is set"
-# seconds of processor time that are too few for any training
-SHORT = 60
+# seconds of processor time that are too few for any training; seconds of a job that are few
+SHORT, SOON = 60, 300
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
-# processes and threads of a rank: those of PyTorch and OpenMP, and some workers; seconds of a short training
-ROOM, SOON = 64, 300
-# characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for a program's output
-LONGEST = 74
+# processes and threads of a rank: those of PyTorch and OpenMP, and some workers
+ROOM = 64
+# bytes for a program's output
 PRINTS = 1 << 20
-# bytes of a stack that are few for Python
-SMALL_STACK = 1 << 20
 
 
 def of_shell() -> dict:
@@ -69,54 +67,48 @@ def quota(machine: 'Machine') -> 'Optional[float]':
     return least
 
 
+def few_processes(machine: 'Machine', of_user: bool) -> list:
+    """Texts about limits that leave few processes and threads to this rank; of the user's own only if wanted."""
+    found = [("a control group of this rank", machine.read(group + '/pids.current'), machine.read(group + '/pids.max'))
+             for group in machine.cgroups('pids')]
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if of_user and os.geteuid():    # root may have more
+        own = [name for name in machine.list('proc') if name.isdigit() and
+               re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M)]
+        now = sum(len(machine.list('proc/%s/task' % name)) for name in own)
+        found.append(("ulimit -u: this user", str(now), str(limit)))    # -1: unlimited
+    return ["%s has %s of at most %s processes and threads: few are left for PyTorch and a DataLoader" % entry
+            for entry in found if entry[1].isdigit() and entry[2].isdigit() and int(entry[2]) - int(entry[1]) < ROOM]
+
+
 def look(machine: 'Machine', report: 'Report', details: dict) -> None:
-    """Check the limits that a rank can judge by itself."""
+    """Note the limits of a rank for check(), and report what it can judge by itself."""
     limits = details['limits'] = of_shell()
     details['memory'], _, details['memory of'] = machine.free_memory()
     for option in SHELL:
         report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
-    size, stack, seconds = (limits.get(option) for option in 'fst')
 
-    def add(text: str, remedy: str, red: bool = False) -> None:
-        report.add('red' if red else 'yellow', 'limit', text, remedy)
+    def add(text: str, remedy: str) -> None:
+        report.add('yellow', 'limit', text, remedy)
 
-    if size is not None and size < LARGE_FILE:
-        add("ulimit -f: this rank can write at most %d bytes to a file, also to a checkpoint, and to data for its "
-            "workers in /dev/shm" % size, RAISE % 'f unlimited', size < SMALL_FILE)
-    if seconds is not None:
-        add("ulimit -t: the kernel ends this rank after %d s of processor time" % seconds, RAISE % 't unlimited',
-            seconds < SHORT)
-    if stack is not None and stack < SMALL_STACK:       # a Python that ends of it is the import's finding
-        add("ulimit -s: a stack of this rank may have %d kB, also that of each thread" % (stack >> 10),
-            RAISE % 's 8192')
-    if stack is not None and stack >= LARGE_STACK:
-        add("ulimit -s: each thread of this rank reserves a stack of %d MB" % (stack >> 20), RAISE % 's 8192')
-    locked, most = (resource.getrlimit(number)[0] for number in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC))
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
         add("ulimit -l: this rank may lock %d kB, but InfiniBand must lock the data it sends" % (locked >> 10),
-            RAISE % 'l unlimited')
+            "ulimit -l unlimited, in the job script or where the limit is set")
     cores = quota(machine)
     if cores is not None and cores < 1:
         add("a control group (its quota) allows this rank, or several, only %.2g of a core: all others wait for it"
             % cores, "ask for more cores, or ask the centre to check the node")
-    if os.geteuid() and details.get('local_rank') == 0 and most != resource.RLIM_INFINITY:  # root may have more
-        now = sum(len(machine.list('proc/%s/task' % name)) for name in machine.list('proc') if name.isdigit() and
-                  re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M))
-        if most - now < ROOM:
-            add("ulimit -u: this user may have %d processes and threads on a node, and has %d already: few are left "
-                "for PyTorch and a DataLoader" % (most, now), RAISE % 'u unlimited')
-    for most, now in pids(machine):
-        if most - now < ROOM:
-            add("a control group of this rank has %d of at most %d processes and threads: few are left for PyTorch and "
-                "a DataLoader" % (now, most), "ask for more processes in the job, or have the limit raised")
+    for text in few_processes(machine, details.get('local_rank') == 0):
+        add(text, "ask for more processes in the job, or have the limit raised")
     end = machine.environ.get('SLURM_JOB_END_TIME', '')
     if end.isdigit() and int(end) - machine.clock() < SOON:
         add("the job ends in less than %d minutes" % (SOON // 60), "ask for more time (--time)")
 
 
 def megabytes(number: int) -> str:
-    """Bytes in whole MB, so that nodes that differ little report the same."""
-    return '%d MB' % max(1, number >> 20)
+    """Bytes in whole MB, so that nodes that differ little report the same; fewer in kB."""
+    return '%d MB' % (number >> 20) if number >> 20 else '%d kB' % (number >> 10)
 
 
 def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool) -> None:
@@ -125,28 +117,25 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
 
     :param connects: whether each rank will connect to all others, as gloo does
     """
-    groups = {}  # type: dict
-    failed = 0      # ranks that have reported it themselves
+    groups, failed = {}, 0  # type: dict, int
     for finding in report.having('red', 'import'):
-        failed |= report.findings[finding]
+        failed |= report.findings[finding] * bool(re.search(LACKS, finding.text))
+    files = took.get('fds', 0) + (world - 1) * connects
+    # {option: (what PyTorch or any training needs at least, what suffices)}
+    needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (0, SMALL_STACK),
+             **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
     for details in ranks:
-        limits, mask = details.get('limits', {}), 1 << details['rank']
-        if failed & mask:
-            continue
-        for option in 'vd':
-            limit, need = limits.get(option, 0), took.get(option, 0)
-            if need and limit and limit < max(2 * need, SPACE):
-                report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, but "
-                           "PyTorch used %son this node, before any training" % (
-                               option, megabytes(limit), SHELL[option][1], 'more ' if limit < need else
-                               'more than half of that ' if limit < 2 * need else '%s ' % megabytes(need)),
-                           RAISE % (option + ' unlimited'), mask)
-        need = took.get('fds', 0) + (max(0, world - 1) if connects else 0)
-        if took.get('fds') and limits.get('n', need + 3 * WORKERS) < need + 3 * WORKERS:
-            workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
-            report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may have %d "
-                       "open files; PyTorch and the connections of %d ranks use %d, and workers of a DataLoader need "
-                       "more" % (limits['n'], world, need), RAISE % 'n 65536', mask)
+        mask = 1 << details['rank']
+        needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS
+        for option, (least, enough) in needs.items():
+            limit = details.get('limits', {}).get(option, enough)
+            if limit < enough:
+                sure = limit < least or failed & mask
+                amount = '%d s of' % limit if option == 't' else '%d' % limit if option == 'n' else megabytes(limit)
+                report.add('red' if sure else 'yellow', 'limit', "ulimit -%s: this rank may have %s %s, but %s" % (
+                    option, amount, SHELL[option][1], "PyTorch and a training use more" if sure else
+                    "a training may need more"), "raise it with ulimit -%s, in the job script or where the limit is set"
+                    % option, mask)
         if details.get('memory of'):
             groups.setdefault((details['memory of'], details['memory']), []).append(details['rank'])
     for (_, left), who in groups.items():
@@ -156,27 +145,6 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
                        "each process with PyTorch uses more than %s, before any training" % (
                            megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who) // (2 - sure))),
                        "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
-
-
-def pids(machine: 'Machine') -> list:
-    """[(maximum number of processes and threads in a control group of this rank, current number)], as far as known."""
-    found = [(machine.read(group + '/pids.max'), machine.read(group + '/pids.current'))
-             for group in machine.cgroups('pids')]
-    return [(int(most), int(now)) for most, now in found if most.isdigit() and now.isdigit()]
-
-
-def cause_of(error: str, limits: dict) -> str:
-    """The limit that may have made an import fail; '' if none."""
-    if 's' in limits and limits['s'] < 1 << 20 and 'status -11' in error:
-        return 'ulimit -s: the stack of this rank may have %d kB' % (limits['s'] >> 10)
-    if re.search('failed to map|[Cc]annot allocate|Memory allocation|MemoryError|bad_alloc|status -(6|9|11)|new thread',
-                 error):
-        for option in 'vd':
-            if option in limits:
-                return 'ulimit -%s: this rank may have %s of %s' % (option, megabytes(limits[option]), SHELL[option][1])
-    if 'n' in limits and re.search('Too many open files|Errno 24', error):
-        return 'ulimit -n: this rank may have %d open files' % limits['n']
-    return ''
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -227,20 +195,14 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
 def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
-        length = len(tempfile.gettempdir())
-        if length > LONGEST:
-            report.add('yellow', 'disk', "the path of the directory for temporary files has %d characters: workers of "
-                       "a DataLoader use sockets there, whose paths may have only 107 (unix(7))" % length,
-                       "export TMPDIR with a shorter path")
+        tempfile.gettempdir()
     except OSError:
         report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
     for variable, what in DIRECTORIES.items():
         path = machine.environ.get(variable)
         if path:
-            there = nearest(path)
-            report.fact('%s=%s: %s' % (variable, path, what),
-                        A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
+            report.fact('%s=%s: %s' % (variable, path, what), write_trial(nearest(path)) or WRITTEN)
     try:
         here = os.getcwd()
     except OSError:
@@ -270,9 +232,6 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
-        if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
-                path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place
@@ -284,46 +243,27 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
 
 
 def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
-    """Try what torch.compile needs on a node: a compiler, and a directory for caches from which code can run."""
-    builds = details.get('extension')
-    if not builds and (not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'),
-                                                              environ.get('TORCHDYNAMO_DISABLE'))):
+    """Compile and load a file as torch.compile and C++ extensions do, where they do."""
+    disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
+    if not details.get('extension') and (disabled or not details.get('compiles')):
         return
-    does, include = 'builds C++ extensions' if builds else 'calls torch.compile', sysconfig.get_paths()['include']
-
-    def add(text: str, remedy: str, name: str = 'torch') -> None:
-        report.add('yellow', name, "the program %s, but %s" % (does, text), remedy)
-
-    if not os.path.isfile(os.path.join(include, 'Python.h')):
-        add("this node has no Python.h in %s" % include,
-            "install the headers of Python (python3-dev), or use a Python that has them")
-    if builds and not shutil.which('ninja', path=environ.get('PATH')):
-        add("this node has no ninja in PATH", "pip install ninja")
     there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
-    # the compilers of Inductor and of Triton, searched for as they do
-    for variable, known, kind in [('CXX', ('g++', 'clang++', 'c++'), 'C++')] + [
-            ('CC', ('gcc', 'clang', 'cc'), 'C')] * bool(details.get('gpus')):
-        names = environ.get(variable, '').split()[:1] or known
-        compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
-        remedy = "load one in the job script (%s), or start without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable
-        if not compiler:
-            add("this node has no %s compiler in PATH (%s)" % (kind, ', '.join(names)), remedy)
-            continue
-        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
+    place = there
+    try:
+        with tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
             library = os.path.join(place, 'a.so')
-            done = subprocess.run([compiler, '-shared', '-fPIC', '-x', kind.lower(), '-', '-o', library],
-                                  input=b'int a;', env=dict(environ), check=False, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.PIPE)
+            done = subprocess.run([(environ.get('CXX') or 'g++').split()[0], '-shared', '-fPIC', '-x', 'c++', '-', '-I',
+                                   sysconfig.get_paths()['include'], '-o', library], input=b'#include <Python.h>\n',
+                                  env=dict(environ), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
-                said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
-                add("the compiler %s fails on this node: status %d%s" % (
-                    compiler, done.returncode, ''.join(': ' + line for line in said)), remedy)
-                continue
-            try:
-                ctypes.CDLL(library)
-            except OSError as err:
-                add("code compiled in %s cannot be loaded (%s): its file system may be mounted noexec" % (
-                    there, str(err).rpartition(': ')[2]), "name another directory in TORCHINDUCTOR_CACHE_DIR", 'cache')
+                raise OSError("the compiler ends with status %d%s" % (done.returncode, ''.join(
+                    ': ' + line for line in done.stderr.decode(errors='replace').splitlines()[:1])))
+            ctypes.CDLL(library)
+    except OSError as err:
+        report.add('yellow', 'torch', "the program uses torch.compile or builds C++ extensions, but compiling and "
+                   "loading a file in %s fails on this node: %s" % (there, str(err).replace(place, there)),
+                   "load a C++ compiler in the job script (CXX), install Python's headers (python3-dev), or, if the "
+                   "directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

@@ -5,20 +5,16 @@ import importlib.util
 import os
 import re
 import site
-import socket
 import stat
 import sys
 
-from . import nccl
+from . import nccl, network
 from .kinds import Iterable, Machine, Optional, Report
-from .limits import write_trial
+from .limits import nearest, write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
-# {variable: whether its directory has a database with locks (ROCm/MIOpen#2214)}
-CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
-          'TORCHINDUCTOR_CACHE_DIR': False}
-# the fact with the range from which conda-python-distributed derives MASTER_PORT
-PORTS = 'ip_local_port_range'
+# variables with directories for caches; MIOpen's have a database with locks (ROCm/MIOpen#2214)
+CACHES = ('MIOPEN_USER_DB_PATH', 'MIOPEN_CUSTOM_CACHE_DIR', 'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')
 # {variable: (pattern of a value, the effect of such a value)}
 EFFECTS = {
     'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
@@ -29,8 +25,7 @@ EFFECTS = {
     'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "each tensor allocates GPU memory without a cache: slow"),
 }
 # variables that differ from rank to rank, or do not concern the network
-PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
-                                         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
+PER_RANK = VISIBILITY + CACHES + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -76,16 +71,12 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
         return
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
-    given = machine.environ.get('SLURM_GPUS_ON_NODE', '')
     if not seen:
         hidden = any(not re.match(GPU_ENTRY, machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
-        wanted = not hidden and (variables or given not in ('', '0'))
+        wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '') not in ('', '0'))
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees none of its node's %d GPUs (%s)" % (
             len(known), ', '.join(variables) or 'it cannot open their devices, or a variable hides them'),
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
-    elif given.isdigit() and 1 < len(seen) < int(given) and 'SLURM_GPU_BIND' not in machine.environ:
-        report.add('yellow', 'gpus', "this rank sees %d GPUs, but the job has %s on the node" % (len(seen), given),
-                   "find what limits it: one of %s, or an option of srun" % ', '.join(VISIBILITY))
 
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:
@@ -93,97 +84,76 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
     checked = [variable for variable in sorted(CACHES) if machine.environ.get(variable)]
     for variable in checked:
         path = machine.environ[variable]
-        there = real = os.path.realpath(path)
-        while not os.path.exists(there) and there != '/':
-            there = os.path.dirname(there)
+        real, there = os.path.realpath(path), nearest(os.path.realpath(path))
         state, wrong = os.stat(there), []
+        where, kind = machine.mount_of(real)
         if there == real and state.st_uid != os.getuid():
             wrong.append("belongs to user id %d" % state.st_uid)
         elif not os.access(there, os.W_OK | os.X_OK) or \
                 machine.environ.get('LOCAL_RANK', '0') == '0' and write_trial(there):
             # permissions mean nothing to root, so one rank of each node tries to write
-            wrong.append("is not writable" + (
-                '' if there == real else ": it does not exist, and %s is not writable" % there))
+            wrong.append("cannot be written (tried: %s)" % there)
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             wrong.append("is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777))
-        where, kind = machine.mount_of(real)
         if kind in SHARED:
-            wrong.append("is on a parallel or network file system (%s, %s)%s" % (
-                where, kind, ", whose locks do not work for a database" if CACHES[variable] else
-                ", which all ranks access for every compiled kernel"))
-        elif not kind:
-            report.add('untested', 'cache', "the file system of %s: %s cannot be read" % (variable, machine.mounts))
+            wrong.append("is on a parallel or network file system (%s, %s), whose locks do not work for a database and "
+                         "which all ranks access for every compiled kernel" % (where, kind))
         for what in wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, what),
                        "unset %s: conda-python-distributed then creates a private cache on the node" % variable)
-    if not checked:
-        report.add('untested', 'cache', "the home directory, which has the caches, since none of these is set: %s"
-                   % ', '.join(CACHES))
-    elif not report.having(name='cache'):
+    if checked and not report.having(name='cache'):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
-
-
-def sure_of(machine: 'Machine', variable: str) -> str:
-    """Level of a wrong interface: 'red' for the library that moves the data (NCCL between GPUs, else Gloo)."""
-    return 'red' if uses_gpus(machine) == variable.startswith('NCCL') else 'yellow'
 
 
 def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> None:
     """Whether this node has the interfaces that variables name for NCCL and Gloo."""
     there = machine.list('sys/class/net')
-    if not there:
-        report.add('untested', 'interface', "which network interfaces the node has")
-        return
     for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
         value = machine.environ.get(variable)
         if not value or value.startswith('^'):
             continue
-        gloo, level = variable.startswith('GLOO'), sure_of(machine, variable)
+        gloo = variable.startswith('GLOO')
         exact = gloo or value.startswith('=')
-        words = [word for word in value.lstrip('=').split(',') if word]
         # NCCL matches prefixes of names, and one match suffices (src/misc/socket.cc); Gloo wants whole names
-        found = {word: [name for name in there if (name == word if exact else name.startswith(word))] for word in words}
-        missing = [word for word in words if not found[word]]
+        found = {word: [name for name in there if name == word or not exact and name.startswith(word)]
+                 for word in value.lstrip('=').split(',') if word}
+        missing, used = [word for word in found if not found[word]], sorted(set(sum(found.values(), [])))
         if missing:
-            meant = [name for name in there if any(name.startswith(word) for word in missing)]
-            # NCCL uses the others
-            report.add(
-                level if gloo or len(missing) == len(words) else 'yellow', 'interface',
-                "%s=%s: this node has no interface %s (it has %s)" % (
-                    variable, value, ', '.join(missing), ', '.join(there)),
-                "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
-                "name one of these in the job script, or unset the variable")
+            wrong = "this node has no interface %s" % ', '.join(missing)
+        elif all(machine.read('sys/class/net/%s/operstate' % name) == 'down' for name in used):
+            wrong = "%s is down on this node" % ', '.join(used)
         else:
-            used = sorted(set(sum(found.values(), [])))
-            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']
-            report.fact('only loopback ' + variable, used == ['lo'])
-            if down == used:
-                report.add(level, 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
-                           "ask the centre to check the node; start without it (srun --exclude)")
-            else:
-                report.add('good', 'interface', "%s=%s exists" % (variable, value))
+            report.add('good', 'interface', "%s=%s exists" % (variable, value))
+            continue
+        # the library that moves the data: NCCL between GPUs, else Gloo
+        sure = uses_gpus(machine) != gloo and (gloo or not missing or not used)
+        report.add('red' if sure else 'yellow', 'interface',
+                   "%s=%s: %s (it has %s)" % (variable, value, wrong, ', '.join(there)),
+                   "name one of these in the job script, or unset the variable")
     if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):
         report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may use the "
                    "management network", "export NCCL_SOCKET_IFNAME=hsn")
 
 
 def look_at_master(machine: 'Machine', report: 'Report') -> None:
-    """Whether MASTER_ADDR has an address here; note what must be the same on all ranks."""
+    """Whether MASTER_ADDR has an address here, on rank 0 its own; note what must be the same on all ranks."""
     address = machine.environ.get('MASTER_ADDR', '')
+    remedy = "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them"
     for name in ('MASTER_ADDR', 'MASTER_PORT', 'WORLD_SIZE'):
         report.fact(name, machine.environ.get(name, '(not set)'))
-    report.fact(PORTS, ' '.join(machine.read('proc/sys/net/ipv4/ip_local_port_range').split()))
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as err:
-        report.add('red', 'master', "MASTER_ADDR=%s has no address on this node (%s)" % (address, err),
-                   "unset MASTER_ADDR in the job script: conda-python-distributed sets it")
+        found = network.addresses(address)
+    except OSError as err:
+        report.add('red', 'master', "MASTER_ADDR=%s has no address on this node (%s)" % (address, err), remedy)
         return
-    if all(entry[0] == socket.AF_INET6 for entry in found):
-        known = machine.environ.get('NCCL_SOCKET_FAMILY') == 'AF_INET6'
-        report.add('good' if known else 'yellow', 'master', "MASTER_ADDR=%s has only IPv6 addresses (%s)"
-                   % (address, found[0][4][0]), '' if known else
-                   "use a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
+    if machine.environ.get('RANK') != '0':
+        return
+    # to reach one of the node's own addresses, the kernel sends from that address
+    if any(network.source_of(one) == one for one in found):
+        report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
+    else:
+        report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0" % (
+            address, found[0], machine.node), remedy)
 
 
 def job_of_process(machine: 'Machine') -> str:
@@ -220,24 +190,13 @@ def look_at_user(machine: 'Machine', report: 'Report') -> None:
                    "waits for a store that torchrun would provide", "unset it in the job script")
 
 
-def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
-    """Compare the rank's numbers with those of the launcher."""
-    env = machine.environ
-    rank, world = int(env['RANK']), int(env['WORLD_SIZE'])
-    if rank >= world:
-        report.add('red', 'world-size', "rank %d is not below WORLD_SIZE=%d" % (rank, world),
-                   "unset WORLD_SIZE and RANK in the job script")
-    if env.get('TORCHELASTIC_RUN_ID') or not by_srun(env):
-        return
-    job = job_of_process(machine)
+def look_at_job(machine: 'Machine', report: 'Report') -> None:
+    """Whether Slurm's variables are those of this job."""
+    env, job = machine.environ, job_of_process(machine) if by_srun(machine.environ) else ''
     if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
         report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, but this process runs in job %s: the variables are those "
                    "of another job" % (env.get('SLURM_JOB_ID'), job),
                    "do not export Slurm's variables in the job script")
-    tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
-    if tasks and tasks != env['WORLD_SIZE']:
-        report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
-                   "unset WORLD_SIZE in the job script: conda-python-distributed sets it")
 
 
 def find_torch() -> 'Optional[str]':
@@ -276,55 +235,25 @@ def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]'
     path = nccl.find_library(machine, 'libcuda.so.1')
     if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
         return
-    real = os.path.realpath(path)
-    own = re.search(r'libcuda\.so\.(\d[\d.]*)$', real)
-    driver = machine.nvidia_driver()
-    if own and driver:
-        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.split('.')]
-        level, what = 'red' if older and real in map(os.path.realpath, mapped) else 'yellow', '' if older else 'not '
-        text = "%s is found first: NVIDIA's cuda-compat %s is %solder than the node's driver %s%s" % (
-            path, own.group(1), what, driver, "; CUDA then finds no GPU (error 803)" if older else '')
-    else:
-        level, text = 'yellow', "%s of NVIDIA's cuda-compat is found first; the driver's version is unknown" % path
+    own, driver = re.search(r'libcuda\.so\.(\d[\d.]*)$', os.path.realpath(path)), machine.nvidia_driver() or 'unknown'
+    text, level = "%s is found first: NVIDIA's cuda-compat, not the driver's own (%s)" % (path, driver), 'yellow'
+    numbers = [[int(part) for part in version.split('.')] for version in (own.group(1) if own else '', driver)
+               if version[:1].isdigit()]
+    if len(numbers) == 2 and numbers[0] < numbers[1]:
+        text += ". It is older: CUDA then finds no GPU (error 803)"
+        level = 'red' if os.path.realpath(path) in map(os.path.realpath, mapped) else 'yellow'
     report.add(level, 'cuda-compat', text, "remove %s from LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def look_at_plugin(machine: 'Machine', report: 'Report') -> None:
-    """Which network plugin NCCL would load, and whether it is for this network."""
-    path = next(iter(nccl.plugin_files(machine)), None)
-    if path:
-        report.fact('plugin', path)
-        amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
-        if amazon and machine.slingshot():
-            report.add('yellow', 'plugin', "%s is Amazon's, for EFA, but this node has Slingshot" % path,
-                       "put this system's plugin first in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
-
-
-def plugin_need(machine: 'Machine') -> str:
-    """Why NCCL needs a network plugin here: without one it fails, or uses a slow network; '' if it needs none."""
-    network, env = machine.environ.get('NCCL_NET', ''), machine.environ
-    if not uses_gpus(machine):
-        return ''
-    if network and network.lower() not in ('socket', 'ib'):
-        return "NCCL_NET=%s is not built into NCCL" % network
-    several = int(env.get('WORLD_SIZE', 1)) > int(env.get('LOCAL_WORLD_SIZE', 1))
-    return "without it, NCCL uses TCP on nodes with Slingshot" if several and machine.slingshot() else ''
-
-
-def look_for_plugin(machine: 'Machine', report: 'Report', tried: bool) -> None:
-    """
-    Report that NCCL's network plugin is missing.
-
-    :param tried: whether the process with PyTorch tried to load it; else only files were searched
-    """
-    need, names, wanted = plugin_need(machine), nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
+def look_for_plugin(machine: 'Machine', report: 'Report') -> None:
+    """Report a missing network plugin of NCCL where a variable names it, or where the node has Slingshot and GPUs."""
+    names, wanted = nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
     named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
-    if not names or not (need or named):
-        return
-    report.add('red' if need and tried else 'yellow', 'plugin', "NCCL's network plugin is missing: no %s%s%s" % (
-        names[0], '' if '/' in names[0] else " in LD_LIBRARY_PATH or the system's directories",
-        '; ' + need if need else ' (NCCL_NET=%s)' % (wanted or '(not set)')),
-        "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
+    if names and (named or machine.slingshot() and uses_gpus(machine)):
+        report.add('yellow', 'plugin', "NCCL's network plugin is missing: no %s%s (NCCL_NET=%s)" % (
+            names[0], '' if '/' in names[0] else " in LD_LIBRARY_PATH or the system's directories",
+            wanted or '(not set)'),
+            "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
 
 
 def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: bool) -> dict:
@@ -340,20 +269,19 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
                'cpus': sorted(allowed), 'online': sorted(online)}
     report.fact('node', machine.node)
     report.fact('machine', machine.read('proc/sys/kernel/random/boot_id') or machine.node)
-    report.fact('python', sys.executable)
-    report.fact('container', machine.container)
     report.fact('driver', machine.nvidia_driver() or 'none')
+    for path in nccl.plugin_files(machine)[:1]:
+        report.fact('plugin', path)
     for name, value in machine.environ.items():
         # also PyTorch's own variables, and those for its threads
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
                     r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
-    look_at_ranks(machine, report)
+    look_at_job(machine, report)
     look_at_user(machine, report)
     look_at_master(machine, report)
     look_at_gpus(machine, report, details)
     look_at_caches(machine, report)
     look_at_interfaces(machine, report, several)
     look_at_torch(machine, report, torch)
-    look_at_plugin(machine, report)
     return details

@@ -135,9 +135,9 @@ class Machine:
     """
 
     def __init__(self, environ: 'Optional[Mapping[str, str]]' = None, root: str = '/',
-                 clock: 'Callable[[], float]' = time.time, mounts: str = 'proc/self/mounts') -> None:
+                 clock: 'Callable[[], float]' = time.time) -> None:
         self.environ = dict(os.environ if environ is None else environ)
-        self.root, self.clock, self.mounts = root, clock, mounts
+        self.root, self.clock = root, clock
 
     def path(self, name: str) -> str:
         """A path below the root."""
@@ -170,12 +170,6 @@ class Machine:
             return own
         return self.read('proc/sys/kernel/hostname') or socket.gethostname()
 
-    @property
-    def container(self) -> bool:
-        """Whether this is inside a container."""
-        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
-                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
-
     def cpus(self) -> tuple:
         """(CPUs that this process may use, CPUs of the node)"""
         allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', self.read('proc/self/status'), re.M)
@@ -184,7 +178,7 @@ class Machine:
     def mount_of(self, path: str) -> tuple:
         """(directory, type) of a path's file system; ('', '') if unknown."""
         best = '', ''
-        for where, kind, _ in read_mounts(self.read(self.mounts)):
+        for where, kind, _ in read_mounts(self.read('proc/self/mounts')):
             # the last mount on a directory hides earlier ones
             if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
                 best = where, kind

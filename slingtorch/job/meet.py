@@ -7,7 +7,6 @@ Keys in the store (all JSON within the bounds of messages.py):
     nodes               how many have come; each takes its number from it; rank 0's node is 0
     come-N              first message of node N: {'node', 'rank', 'ranks', 'ready'} and more
     go                  answer of rank 0's node: {'now', 'nodes', 'go'}
-    given-up            how many have given up the trial of the network
     report-N, word      what node N found; the verdict
     heard               how many have read the verdict
 """
@@ -25,7 +24,7 @@ LOOK = 0.02
 COMES = {'node': str, 'rank': int, 'ranks': int, 'ready': bool}
 # seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
-# seconds that the store needs for a connection only if it is busy with others
+# seconds that the store needs for an answer only if it is busy with connections of others
 BUSY = 1
 ANSWERS = "something answers there, but not as PyTorch's store does"
 
@@ -73,10 +72,8 @@ class Store:
 
     def raw(self, keys: list) -> list:
         """The values of these keys, which must exist. :raises NotMet: the store is gone"""
-        if not keys:
-            return []
         if hasattr(self.store, 'multi_get'):    # since 2.1
-            return self.call(self.store.multi_get, keys)
+            return self.call(self.store.multi_get, keys) if keys else []
         return [self.call(self.store.get, key) for key in keys]
 
     def get(self, key: str, end: float) -> 'Any':
@@ -105,27 +102,20 @@ class Store:
         Wait for nodes until the time `end`, or until this many ranks have come: {number of a node: its first message,
         or None if it has another form}. While the store is busy with connections of strangers, nodes wait behind them.
         """
-        found, there, begin = {}, 0, time.monotonic()  # type: dict, int, float
-        last, longer = begin + self.seconds, end - begin
-        while there < ranks:
-            if time.monotonic() > end:
-                begin = time.monotonic()
-                try:
-                    self.another()
-                except NotMet:
-                    break
-                end = min(last, time.monotonic() + longer)
-                if time.monotonic() < begin + BUSY or begin > last:
-                    break
-            new = self.known('come', set(range(1, min(self.count('nodes'), ranks) + 1)) - set(found), COMES)
+        found, there, last = {}, 0, time.monotonic() + self.seconds  # type: dict, int, float
+        while there < ranks and time.monotonic() < end:
+            begin = time.monotonic()
+            came = set(range(1, min(self.count('nodes'), ranks) + 1))
+            new = self.known('come', came - set(found), COMES)
             for number, said in sorted(new.items()):
                 if said and not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):
                     said = None
-                elif said and said['rank'] in [other['rank'] for other in found.values() if other]:
-                    said['twice'] = True
                 found[number] = said
                 there += said['ranks'] if said else 1
-            if not new:
+            took = time.monotonic() - begin
+            if took > BUSY:
+                end = max(end, min(last, end + took))
+            elif not new:
                 time.sleep(LOOK)
         return found
 
@@ -160,40 +150,31 @@ class Store:
             time.sleep(LOOK)
 
 
-def route(host: str) -> str:
-    """The addresses of a host, and the local addresses from which packets go there, for a message."""
+def attempt(address: str, port: int) -> str:
+    """How this node reaches an address of rank 0's node, and what the kernel says of it, for a message."""
+    own = network.source_of(address)
     try:
-        found = network.addresses(host)
-    except OSError as err:
-        return "%s has no address here (%s)" % (host, err)
-    parts = []
-    for address in found:
-        try:
-            own = network.source_of(address)
-            parts.append('%s, from %s%s' % (address, own, network.interface_of(own)))
-        except OSError as err:
-            parts.append('%s (%s)' % (address, err.strerror))
-    return '%s is %s' % (host, '; '.join(parts))
-
-
-def attempt(environ: 'Any') -> str:
-    """The kernel's answer to a connection to rank 0's node, for a message."""
-    host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
-    try:
-        with socket.create_connection((host, port), 3):
-            return ANSWERS
+        with socket.create_connection((address, port), 3):
+            answer = ANSWERS
     except socket.timeout:
-        return "no answer"
-    except (OSError, UnicodeError, OverflowError) as err:
-        return str(getattr(err, 'strerror', None) or err)
+        answer = "no answer"
+    except (OSError, OverflowError) as err:
+        answer = getattr(err, 'strerror', None) or str(err)
+    return '%s, from %s%s: %s' % (address, own or 'nowhere', network.interface_of(own), answer)
 
 
 def why_not(environ: 'Any', said: str = '') -> str:
     """Why this node does not reach rank 0's node, for a message."""
+    host, port = environ['MASTER_ADDR'], environ['MASTER_PORT']
     low = ' '.join(Machine().read('proc/sys/net/ipv4/ip_local_port_range').split())
-    text = "no connection to MASTER_ADDR=%s, MASTER_PORT=%s: %s (%s)%s" % (
-        environ['MASTER_ADDR'], environ['MASTER_PORT'], attempt(environ), route(environ['MASTER_ADDR']),
-        network.own_address(environ['MASTER_ADDR']))
+    try:
+        found = network.addresses(host)
+        answers = '; '.join(attempt(address, int(port)) for address in found)
+    except OSError as err:
+        found, answers = [], "it has no address here: %s" % err
+    text = "no connection to MASTER_ADDR=%s, MASTER_PORT=%s (%s)" % (host, port, answers)
+    if any(map(network.is_loopback, found)):
+        text += ". On this node, %s is a loopback address: see its /etc/hosts" % host
     if low and low != network.LINUX_PORTS:
         text += ". conda-python-distributed derives MASTER_PORT from ip_local_port_range, which is %s here" % low
     return text + (' [%s]' % said if said else '')

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,19 +27,12 @@ def one_line(text: object) -> str:
     return re.sub(r'[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+', ' ', str(text))
 
 
-def whole(text: str) -> int:
-    """A whole number of at most 18 digits."""
-    if len(text) > 18:
-        raise ValueError("a number of %d digits" % len(text))
-    return int(text)
-
-
-def finite(text: str) -> float:
-    """A finite number."""
-    number = float(text)
-    if not math.isfinite(number):
+def number(text: str) -> 'Any':
+    """A number in a message. :raises ValueError: it is not finite, or a whole number of many digits"""
+    value = (int if re.match(r'-?\d{1,18}\Z', text) else float)(text)
+    if not math.isfinite(value):
         raise ValueError("%.20s is not a number" % text)
-    return number
+    return value
 
 
 def load(data: bytes) -> 'Any':
@@ -48,7 +40,7 @@ def load(data: bytes) -> 'Any':
     if len(data) > MOST:
         raise ValueError("%d bytes" % len(data))
     try:
-        return json.loads(data.decode(), parse_int=whole, parse_float=finite, parse_constant=finite)
+        return json.loads(data.decode(), parse_int=number, parse_float=number, parse_constant=number)
     except RecursionError:
         raise ValueError("nested too deeply")
 
@@ -84,7 +76,6 @@ def as_child() -> int:
     """In a Child: the descriptor for its messages. The output of libraries is dropped."""
     descriptor = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
     return descriptor
 
 

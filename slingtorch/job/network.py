@@ -14,25 +14,18 @@ import threading
 import time
 
 from .kinds import Any, Callable, Mapping
+from .machine import Machine
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
-# Seconds for each step, for the rendezvous, for all steps together, and for a process that has nothing under way itself
-# and waits for another.
-STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
+# seconds for each step, and for a process that has nothing under way itself and waits for another
+STEP, ASIDE = 5, 9
 # and how often connections are looked at
 LOOK = 0.25
-# ranks of a node that take part in its own all_reduce at most: each connects to all others
-LOCAL = 8
 # states of TCP (Linux net/tcp_states.h)
 CONNECTING, LISTENING = 2, 10
 # ip_local_port_range as Linux has it (ip(7))
 LINUX_PORTS = '32768 60999'
-# The kernel resends an unacknowledged segment at the earliest 0.2, 0.6, 1.4, 3 and 6.2 s after the first time, and the
-# first segment of a connection after 1, 3 and 7 s (Linux net/ipv4/tcp_timer.c). After these numbers of resends, a step
-# of 5 s learns nothing more. Newer kernels resend the first segment each second, for as long.
-UNHEARD, UNANSWERED, ASKED = 4, 2, 3.5
-WRONG_VALUES = 'wrong values came'
 # in the text about a slow network, which is yellow
 SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
@@ -89,17 +82,12 @@ def address_of_host(name: str, default: str = '') -> str:
 
 
 def source_of(address: str) -> str:
-    """The own address from which packets go to an address. :raises OSError: there is no route"""
-    with socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_DGRAM) as query:
+    """The own address from which packets go to an address; '' if there is no route."""
+    family = socket.AF_INET6 if ':' in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as query:
         query.connect((address, 9))
         return str(query.getsockname()[0])
-
-
-def own_address(name: str) -> str:
-    """The text about a MASTER_ADDR that means another host on each node; '' if it does not."""
-    found = address_of_host(name)
-    return ". MASTER_ADDR=%s is %s on this node, a loopback address: see its /etc/hosts" % (
-        name, found) if found and all(map(is_loopback, addresses(name))) else ''
+    return ''
 
 
 def address_of(interface: str) -> str:
@@ -115,7 +103,7 @@ def address_of(interface: str) -> str:
 
 def interface_of(address: str) -> str:
     """' (eth0)' for an address of that interface; '' if no interface has it."""
-    return next((' (%s)' % name for _, name in socket.if_nameindex() if address_of(name) == address), '')
+    return next((' (%s)' % name for _, name in socket.if_nameindex() if address and address_of(name) == address), '')
 
 
 def is_loopback(host: str) -> bool:
@@ -143,33 +131,30 @@ def state(sockets: list, before: int = 0) -> dict:
 
 def segments() -> tuple:
     """(TCP segments that this node has sent, those that it has resent) since it booted: proc(5)."""
-    try:
-        with open('/proc/net/snmp') as stream:
-            names, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
-    except (OSError, ValueError):
-        return 0, 0
-    told = dict(zip(names, map(int, values)))
-    return told.get('OutSegs', 0), told.get('RetransSegs', 0)
+    lines = [line.split()[1:] for line in Machine().read('proc/net/snmp').splitlines() if line.startswith('Tcp:')]
+    told = dict(zip(*lines))
+    return int(told.get('OutSegs', 0)), int(told.get('RetransSegs', 0))
+
+
+def slowness(seconds: float, nodes: int) -> float:
+    """By what to multiply the limits: with more nodes, each connects to more others; `seconds`: what the user gives."""
+    return max(1, seconds / 120) + nodes / 100
 
 
 class Watch:
     """
-    Whether a step takes too long, or can no longer end.
+    Whether a step takes too long.
 
     :ivar told: state() when something was last under way, or at the end
     :param factor: multiplies all limits
-    :param others_gone: tells whether another node has given up
     """
 
-    def __init__(self, factor: float = 1, others_gone: 'Callable[[], bool]' = lambda: False) -> None:
-        self.factor, self.name, self.before, self.others_gone = factor, '', 0, others_gone
-        self.told, self.gone, self.limit = state([]), 0, STEP * factor
-        self.begin = self.since = time.monotonic()
+    def __init__(self, factor: float = 1) -> None:
+        self.factor, self.name, self.before, self.told, self.since = factor, '', 0, state([]), time.monotonic()
 
-    def enter(self, name: str, seconds: float = STEP) -> None:
+    def enter(self, name: str) -> None:
         """Begin a step."""
-        self.before = sum(entry['resent'] for entry in connections())
-        self.since, self.limit, self.name = time.monotonic(), seconds * self.factor, name
+        self.since, self.name, self.before = time.monotonic(), name, sum(one['resent'] for one in connections())
 
     def over(self, thread: threading.Thread) -> str:
         """Look at the connections until the thread ends; why it is given up, '' if it has ended."""
@@ -177,29 +162,18 @@ class Watch:
             thread.join(LOOK)
             if not thread.is_alive():
                 return ''
-            now, sockets = time.monotonic(), connections()
-            if any(entry['underway'] for entry in sockets):
-                self.told = state(sockets, self.before)
-            text = self.look(now, sockets)
+            text = self.look(time.monotonic() - self.since, state(connections(), self.before))
             if text and thread.is_alive():
-                self.told = dict(state(sockets, self.before), limit=self.limit)
                 return text
 
-    def look(self, now: float, sockets: list) -> str:
-        """Why the step is given up; '' if it goes on."""
-        self.gone += self.others_gone()
-        hopeless = any(entry['again'] >= UNANSWERED and now - self.since >= ASKED if entry['state'] == CONNECTING else
-                       entry['again'] >= UNHEARD and entry['underway'] for entry in sockets)
-        # the step's own error may come first; and a step of 8 MB that runs to its limit shows how slow the network is
-        if self.gone > 2 or hopeless and not self.name.endswith(ROW[-1][1]):
-            return '%s did not end' % self.name
-        if now - self.since < self.limit and now - self.begin < ALL * self.factor:
-            return ''
+    def look(self, seconds: float, now: dict) -> str:
+        """Why the step is given up after these seconds, from the state() now; '' if it goes on."""
         # a process that waits for a late one on another node has nothing under way itself
-        told = state(sockets, self.before)
-        if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
-            return '%s did not end within %d s' % (self.name, self.limit)
-        return ''
+        waits = not (now['underway'] or now['silent'] or now['loopback'])
+        over = seconds > (ASIDE if waits else STEP) * self.factor
+        if now['underway'] or over:
+            self.told = now
+        return '%s did not end within %d s' % (self.name, STEP * self.factor) if over else ''
 
 
 def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
@@ -220,50 +194,45 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             times[str(size)] = time.monotonic() - begin
             least, most = float(tensor.min().item()), float(tensor.max().item())
             if not least == most == ranks:      # also if one is nan
-                raise RuntimeError("%s: an all_reduce of ones over %d ranks gave values from %g to %g" % (
-                    WRONG_VALUES, ranks, least, most))
+                raise RuntimeError("wrong values came: an all_reduce of ones over %d ranks gave values from %g to %g"
+                                   % (ranks, least, most))
 
 
-def among_local_ranks(torch: 'Any', count: int, seconds: float) -> str:
+def between_two_ranks(torch: 'Any', seconds: float) -> str:
     """
-    Try an all_reduce of gloo among as many threads as this node has ranks, since each process would need seconds to
-    import PyTorch. Returns what went wrong; '' if nothing.
+    Try an all_reduce of gloo between two threads, as between two ranks of this node: a second process would need
+    seconds to import PyTorch. Returns what went wrong; '' if nothing.
     """
     import datetime
 
     import torch.distributed as dist
-    try:
-        source_of('127.0.0.1')
-    except OSError as err:
-        return "no connection to 127.0.0.1 (%s)" % err
-    ranks, store = min(count, LOCAL), dist.HashStore()
-    wrong, right, kept, end = [], [], [], time.monotonic() + seconds    # type: list, list, list, float
+    store, wrong, groups = dist.HashStore(), [], []    # type: Any, list, list
 
     def reduce(rank: int) -> None:
         try:
-            group = dist.ProcessGroupGloo(store, rank, ranks, datetime.timedelta(seconds=seconds))
+            group = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=seconds))
+            groups.append(group)    # until both have ended
             tensor = torch.ones(1)
             group.allreduce([tensor]).wait()
-            kept.append(group)
-            (right if tensor.item() == ranks else wrong).append(
-                'an all_reduce of ones over %d ranks gave %g' % (ranks, tensor.item()))
+            if tensor.item() != 2:
+                wrong.append('an all_reduce of ones over 2 ranks gave %g' % tensor.item())
         except Exception as err:
             wrong.append(str(err).partition('\n')[0][:200] or repr(err))
 
-    threads = [threading.Thread(target=reduce, args=(rank,), daemon=True) for rank in range(ranks)]
+    threads = [threading.Thread(target=reduce, args=(rank,), daemon=True) for rank in range(2)]
+    end = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(0 if wrong else max(0, end - time.monotonic()))
-    missing = ranks - len(right)
-    return wrong[0] if wrong else "%d of %d ranks did not answer" % (missing, ranks) if missing else ''
+    return wrong[0] if wrong else "no answer" if any(thread.is_alive() for thread in threads) else ''
 
 
 def address_of_gloo(environ: 'Mapping[str, str]') -> str:
     """The address that gloo gives to the other nodes, and its interface."""
     name = environ.get('GLOO_SOCKET_IFNAME', '')
     own = address_of(name) if name else address_of_host(socket.gethostname())   # as gloo chooses it
-    return own + (interface_of(own) if own else '')
+    return own + interface_of(own)
 
 
 def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
@@ -278,24 +247,14 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
     if 'unsupported gloo device' in text:
         return ("GLOO_DEVICE_TRANSPORT=%s: this PyTorch's gloo has no such transport"
                 % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or set it to TCP")
-    if 'no connection to 127.0.0.1' in text:
-        return "processes of a node cannot reach each other: %s" % text.split(': ', 1)[-1], (
-            "ask the centre to check the node's loopback interface (ip link show lo)")
-    loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
-    if 'ss_family' in text:
-        own = address_of_host(socket.gethostname())
-        loopback = [own] * (':' in own)
-        if loopback and not is_loopback(own):
-            return ("gloo on a node uses an IPv6 address, to which the node's own name resolves; other nodes use IPv4",
-                    NAME_IT)
+    loopback, name = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text), environ.get('GLOO_SOCKET_IFNAME')
     if loopback:
-        return ("gloo on a node gives %s to the other nodes as its address: the node's own name has this address in "
-                "/etc/hosts, or has no address" % loopback[0],
-                NAME_IT + "; or have the centre remove the name from that line of /etc/hosts")
+        return ("gloo on a node gives %s to the other nodes as its address: %s" % (
+            loopback[0], "it is that of the interface GLOO_SOCKET_IFNAME=%s" % name if name else
+            "the node's own name has this address in /etc/hosts, or has no address"), NAME_IT)
     if told.get('silent') and told.get('link'):
         return ("the interface of GLOO_SOCKET_IFNAME=%s has only a link-local address (fe80:...), and other nodes do "
-                "not answer there" % environ.get('GLOO_SOCKET_IFNAME', ''),
-                "name another interface, or ask the centre to check this one (command: ip address)")
+                "not answer there" % name, NAME_IT)
     if told.get('silent'):
         return ("the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them, such as a firewall, drops packets",
@@ -306,18 +265,12 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         return ("small messages pass, but the all_reduce of 64 kB does not: full-size packets are lost on the way, for "
                 "example because a switch or an interface between the nodes has a smaller MTU than the nodes",
                 "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)")
-    if re.search('8 MB.*did not end', text):
-        seconds = told.get('limit', STEP)
-        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: the all_reduce of 8 MB did "
-                "not end within %d s, but that of 64 kB did" % (SLOW, ROW[-1][0] / seconds / 1e6, seconds),
-                "run vet, which measures the nodes and finds a slow one: docs/check.md")
-    if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= UNHEARD:
+    late = re.search(r'8 MB did not end within (\d+) s', text)
+    if late:
+        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: %s, but that of 64 kB did" % (
+            SLOW, ROW[-1][0] / int(late.group(1)) / 1e6, text),
+            "run vet, which measures the nodes and finds a slow one: docs/check.md")
+    if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= RESENT - 1:
         return ("packets get lost between the nodes: %s" % text,
                 "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md")
     return '', ''
-
-
-def speed(times: dict, ranks: int) -> float:
-    """GB/s that a node sends and receives in the largest all_reduce, as in a ring; 0 if that size was not reached."""
-    size = max(map(int, times), default=0)
-    return 2 * (ranks - 1) / ranks * size / times[str(size)] / 1e9 if size >= ROW[-1][0] and times[str(size)] else 0

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from . import elf, limits, look, nccl, network, variables
+from . import elf, look, nccl, network, variables
 from .kinds import Iterable, Machine, Optional, Report
 from .machine import TRANSPORT_LAYER, library_kind
 
@@ -38,25 +38,15 @@ def grouped(ranks: list, key: str) -> dict:
 def check_cores(report: 'Report', ranks: list) -> None:
     """Report cores that several ranks share; `ranks` are the details of all ranks of the node."""
     sharing, everything = grouped(ranks, 'cpus'), set(ranks[0]['online'])
-    if () in sharing:
-        report.add('untested', 'cores', "which cores the ranks may use")
-        return
     for cpus, who in sharing.items():
-        others = sum((whose for other, whose in sharing.items() if other > cpus and set(cpus) & set(other)),
-                     [])    # type: list
-        if len(who) > len(cpus) and set(cpus) >= everything:
-            report.add('yellow', 'cores', "%d ranks of the node share its %d cores: they slow each other down" % (
-                len(who), len(cpus)), "start fewer ranks on a node", mask_of(who))
-        elif len(who) > len(cpus):
-            report.add('yellow', 'cores', "%d ranks of the node share %s" % (
-                len(who), "one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus)),
-                       "srun --cpus-per-task=N, or --cpu-bind=" + BIND, mask_of(who))
+        if len(who) > len(cpus):
+            report.add('yellow', 'cores', "%d ranks of the node share %s: they slow each other down" % (
+                len(who), "its %d cores" % len(cpus) if set(cpus) >= everything else
+                "one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus)),
+                "start fewer ranks on a node, or give each more cores (srun --cpus-per-task=N)", mask_of(who))
         elif len(sharing) == 1 and len(ranks) > 1:
             report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores" % len(cpus),
                        "srun --cpu-bind=" + BIND)
-        if others:
-            report.add('yellow', 'cores', "ranks of the node share some of their cores", "srun --cpu-bind=" + BIND,
-                       mask_of(who + others))
     if not report.having('yellow', 'cores'):
         report.add('good', 'cores', "no rank shares a core with another rank")
 
@@ -70,9 +60,6 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
                 "start one rank per GPU, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
-        elif len(gpus) > 1 and len(who) > 1:
-            report.add('untested', 'gpus', "which of its %d GPUs each rank uses: all see the same ones, and the "
-                       "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
     single = [one for one in ranks if one['gpus'] and len(one['gpus']) == 1]
     near = [set(one['near'].get(one['gpus'][0], ())) for one in single]
     far = [one['rank'] for one, cpus in zip(single, near) if cpus and one['cpus'] and not cpus & set(one['cpus'])]
@@ -90,40 +77,28 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
     for path in paths:
         if library_kind(path):
             by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
-    collectives, names = {'libnccl', 'librccl'} & set(by_kind), []
     for kind, files in sorted(by_kind.items()):
         report.fact('maps ' + kind, ' '.join(sorted(files)))
-        names.append('%s %s' % (kind, ' and '.join(sorted(files))))
         if len(files) > 1:
             report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (
                 len(files), kind, ' and '.join(sorted(files))),
                        "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
-    if len(collectives) > 1:
-        report.add('yellow', 'libraries', "one process has loaded both libnccl and librccl",
-                   "use PyTorch for one kind of GPU")
     gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
     if machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind.get('MPI', ())):
         report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, but the process maps Cray MPICH without its "
                    "GPU library (libmpi_gtl): a call of MPI_Init would end the program",
                    "unset it, or first load the module craype-accel-*")
-    names += ["no " + kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
-              if not set(kind.split(' or ')) & set(by_kind)]
-    if not report.having(name='libraries'):
-        report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(names))
-    if machine.gpus() and not collectives:
+    if machine.gpus() and not {'libnccl', 'librccl'} & set(by_kind):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
                    "use a PyTorch that is built for the GPUs of this node")
+    if not report.having(name='libraries'):
+        report.add('good', 'libraries', "the process with PyTorch maps %s" % (
+            '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
 
 
-def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
-    """
-    Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's.
-
-    :param torch_major: ('libcudart', '12') or ('libamdhip64', '6'), or None
-    :param need: whether NCCL needs the plugin
-    """
-    level = 'red' if need else 'yellow'
+def check_plugin(report: 'Report', path: str, mapped: list) -> None:
+    """Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's."""
     try:
         library = elf.Library(path)
         apis, needed = nccl.interfaces(library.exported()), library.needed()
@@ -131,21 +106,22 @@ def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Option
         report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add(level, 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
+        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
-    if torch_major:
-        for name in needed:
-            other = re.match(r'%s\.so\.(\d+)' % torch_major[0], name)
-            if other and other.group(1) != torch_major[1]:
-                report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % ((path, name) + torch_major),
-                           "load the plugin that was built for torch's release")
+    for name in needed:
+        other = re.match(r'(libcudart|libamdhip64)\.so\.(\d+)', name)
+        fact = 'CUDA of torch' if name.startswith('libcuda') else 'ROCm of torch'
+        major = report.value(fact, '').partition('.')[0]
+        if other and major.isdigit() and other.group(2) != major:
+            report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % (path, name, other.group(1), major),
+                       "load the plugin that was built for torch's release")
     loads, by = nccl.accepted(mapped)
     if not loads:
         report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no mapped NCCL shows it"
                    % (path, apis[0], apis[-1]))
     elif not set(apis) & set(loads):
-        report.add(level, 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
+        report.add('yellow', 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
             path, apis[0], apis[-1], by, loads[0], loads[-1]),
             "use a plugin for this NCCL: without one, NCCL runs over TCP")
     else:
@@ -158,9 +134,6 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     seconds, phase, error = probe.get('seconds', {}), probe.get('phase', 'import'), probe.get('error', '')
     of_torch = [path for kind in ('torch', 'c10') for path in glob.glob(
         os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))] if torch and probe else []
-    if not probe:
-        report.add('untested', 'variable', "which variables the libraries read: this Python has no PyTorch. A table "
-                   "was used instead")
     for name in sorted({'import', 'rendezvous', 'collective'} & set(seconds)):
         # in steps of a quarter, so that ranks with about the same time are counted together
         report.fact('seconds ' + name, '%.2g' % round_up(seconds[name]))
@@ -168,37 +141,26 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.fact(name, value)
     if error:
         text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
-        limit = limits.cause_of(error, limits.of_shell())
-        if limit:
-            text, remedy = '%s (%s)' % (error, limit), "raise this limit in the job script or where it is set"
-        elif phase == 'import' and re.search(DAMAGED, error):
+        cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
+        if cut_off or phase == 'import' and re.search(DAMAGED, error):
+            text = '; truncated: '.join([error, *cut_off[:3]])
             remedy = "a file of the environment is damaged on this node: install or copy the environment again"
-        elif phase == 'import' and 'status -7' in error:  # SIGBUS: a mapping exceeds the file
-            cut_off = elf.cut_off(os.path.join(torch, 'lib'))
-            if cut_off:
-                text = "%s: truncated: %s" % (error, ' and '.join(cut_off[:3]))
-                remedy = "install the environment again, or copy it to this node again"
         report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
                    remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
     elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
-    if probe.get('local') and not error:
-        report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node gave the right result")
     if probe:
         check_libraries(report, mapped, machine)
     look.look_at_compat(machine, report, mapped)
     carrier, provider = probe.get('network'), probe.get('provider')
-    # NCCL over any other network has found the plugin that it needs
-    need = look.plugin_need(machine) if carrier in (None, 'Socket') and probe else ''
     if probe.get('plugin_error'):
-        report.add('red' if need else 'yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
+        report.add('yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
                    "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
+    # NCCL over any other network has found the plugin that it needs
     elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
-        look.look_for_plugin(machine, report, 'plugin_missing' in probe)
-    if carrier:
-        report.fact('network of NCCL', carrier)
+        look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
         level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
@@ -208,50 +170,32 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
     if plugin and probe:
-        cuda, hip = probe['facts'].get('CUDA'), probe['facts'].get('ROCm')
-        major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
-        check_plugin(report, plugin, mapped, major, need)
+        check_plugin(report, plugin, mapped)
     asked = variables.LibraryProbe(
         mapped + of_torch + ([plugin] if plugin and probe else []),
         sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), []),
-        lambda: fi_info(machine.environ, '-e'))
+        lambda: fi_info(machine.environ))
     variables.check(report, variables.read_table(), asked, bool(machine.gpus()))
     variables.check_torch(report, machine, of_torch)
     return mapped
 
 
-def fi_info(environ: dict, *options: str) -> 'Optional[str]':
-    """Output of fi_info, or None."""
+def fi_info(environ: dict) -> 'Optional[str]':
+    """Output of `fi_info -e`, the variables of libfabric; None if it does not run."""
     try:
-        return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        return subprocess.run(['fi_info', '-e'], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               timeout=10, check=False).stdout.decode(errors='replace')
     except (OSError, subprocess.TimeoutExpired):
         return None
 
 
-def check_providers(report: 'Report', machine: 'Machine') -> None:
-    """Which providers libfabric has on a node with Slingshot. NCCL's log names the one it uses, but needs GPUs."""
-    if not machine.slingshot():
-        return
-    text = fi_info(machine.environ)
-    if text is None:
-        report.add('untested', 'provider', "which providers libfabric has: fi_info is not in PATH")
-        return
-    providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
-    found = "libfabric has %s" % (', '.join(providers) or 'no provider')
-    if 'cxi' in providers:
-        report.add('good', 'provider', found)
-    else:
-        # the program may use another libfabric than fi_info
-        report.add('yellow', 'provider', found + ", but not cxi, on a node with Slingshot",
-                   "load the system's libfabric; in a container, bind it and libcxi")
-
-
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     """Report a slow or far network, and lost packets, from the largest all_reduce."""
-    speed, told = network.speed(probe.get('row', {}), 2), probe.get('told', {})
-    if not speed:
+    size, told = network.ROW[-1][0], probe.get('told', {})
+    seconds = probe.get('row', {}).get(str(size))
+    if not seconds:
         return
+    speed = size / seconds / 1e9    # each node sends and receives it once
     report.fact('GB/s of an all_reduce of 8 MB', '%.2g' % round_up(speed))
     rates = machine.line_rates()
     best = max(rates, key=lambda name: rates[name], default='')

@@ -9,7 +9,6 @@ them, and sends the node's report to rank 0's node.
 Reads JSON lines from standard input: {"ranks": of the node, "seconds", "program": words, "meet": bool}, then orders for
 serve(). Prints JSON lines, each more complete than the one before; the output of libraries is dropped.
 """
-import contextlib
 import ctypes
 import json
 import os
@@ -54,9 +53,6 @@ class Probe:
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
-        for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
-            if value:
-                self.result['facts'][fact] = value
         self.result['maps'], self.result['took'] = mapped_libraries(), taken()
         if plugins:
             load(plugins, self.result)
@@ -67,7 +63,7 @@ class Probe:
 
     def open(self, seconds: float, limit: float) -> 'Optional[meet.Store]':
         """
-        Open the store; None if it is not reached. After SPEAKS seconds, report what this node waits for.
+        Open the store; None if it is not reached. Reports from time to time what this node waits for.
 
         :param seconds: to wait if something answers at its address; a training would wait for half an hour
         :param limit: to wait if nothing answers
@@ -83,20 +79,17 @@ class Probe:
 
         # TCPStore has no limit if the other end accepts and sends nothing
         threading.Thread(target=connect, daemon=True).start()
-        if not opened.wait(min(SPEAKS, limit)):
+        while not opened.wait(min(SPEAKS, limit)):
             why = meet.why_not(self.environ)
-            if not opened.is_set():
-                self.say(late=why)
-        opened.wait(max(0, begin + limit + SLACK - time.monotonic()))
-        while not opened.is_set() and time.monotonic() < begin + seconds + SLACK and \
-                meet.ANSWERS in meet.why_not(self.environ):
-            opened.wait(SPEAKS)
+            if opened.is_set():
+                break
+            self.say(late=why)
+            if time.monotonic() > begin + SLACK + (seconds if meet.ANSWERS in why else limit):
+                break
         if found and isinstance(found[0], meet.Store):
             return found[0]
-        text, first = str(found[0]) if found else '', self.environ['RANK'] == '0'
-        taken = first and re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', text)
-        self.say(port=re.sub('^.*message: ', '', text) if taken else '',
-                 lost=first and text or meet.why_not(self.environ, text))
+        text = str(found[0]) if found else ''
+        self.say(lost=text if text and self.environ['RANK'] == '0' else meet.why_not(self.environ, text))
         return None
 
     def come(self, order: dict, ready: bool) -> bool:
@@ -132,24 +125,18 @@ class Probe:
 
         import torch.distributed as dist
         result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
-        asks, gpu = self.store, torch.cuda.is_available() and dist.is_nccl_available()
+        gpu = torch.cuda.is_available() and dist.is_nccl_available()
         result['facts'].update(backend='nccl' if gpu else 'gloo', **{
             'address of gloo': network.address_of_gloo(self.environ)})
         self.say(phase='rendezvous')
 
-        def gone() -> bool:
-            with contextlib.suppress(meet.NotMet):
-                return asks.count('given-up') > 0
-            return True
-
-        # more nodes take longer, since each connects to all others
-        watch = network.Watch(max(1, seconds / 120) + ranks / 100, gone)
+        watch = network.Watch(network.slowness(seconds, ranks))
 
         def work() -> None:
             try:
                 begin = time.monotonic()
                 # without a free descriptor, PyTorch tries to connect until `seconds` are over
-                store = asks.another().store
+                store = self.store.another().store
                 dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
                                         world_size=ranks, rank=self.number, timeout=datetime.timedelta(seconds=seconds))
                 result['seconds']['rendezvous'] = time.monotonic() - begin
@@ -162,15 +149,13 @@ class Probe:
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
 
-        watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
+        watch.enter('the rendezvous of one rank of each node')
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         error = watch.over(thread) or ''.join(failed)
         self.result = json.loads(json.dumps(result))    # the thread may go on
         if error:
             self.result.update(error=error, told=watch.told)
-            with contextlib.suppress(meet.NotMet):
-                asks.count('given-up', 1)
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
 
@@ -263,11 +248,11 @@ def main(plugins: list) -> None:
         probe.trial = imports.Trial(order['program'])   # in a fork, meanwhile
         if order['ranks'] > 1:
             result['phase'] = 'collective'
-            wrong = network.among_local_ranks(torch, order['ranks'], min(order['seconds'], network.RENDEZVOUS))
+            wrong = network.between_two_ranks(torch, min(order['seconds'], network.STEP))
             if wrong:
                 result.update(error="an all_reduce of gloo among the ranks of a node failed: %s" % wrong, told={})
             else:
-                result['phase'], result['local'] = 'import', True
+                result['phase'] = 'import'
         if order['meet'] and probe.come(order, 'error' not in result):
             probe.collective(torch, order['seconds'])
     except BaseException as err:    # every error is a finding

@@ -128,9 +128,8 @@ $RUNSCRIPTS/cpu-bind
     assert f'binding {MASK.partition(":")[2]}\n{MASK}\n' in job.output
 
 
-def test_training_gives_the_losses_of_one_rank_outside(batch, installed_pytorch, tmp_path):
-    program = testbed.ROOT / 'examples/training/ddp_training.py'
-    shutil.copy(program, tmp_path)
+def test_training(batch, tmp_path):
+    shutil.copy(testbed.ROOT / 'examples/training/ddp_training.py', tmp_path)
     job = batch(
         (testbed.ROOT / 'examples/lumi/train.sh').read_text(),
         '--tasks-per-node=1',
@@ -141,13 +140,6 @@ def test_training_gives_the_losses_of_one_rank_outside(batch, installed_pytorch,
     assert 'test images, 2 ranks' in job.output
     assert re.findall(r'^ +(\d)  \S+ +cpu$', job.output, re.M) == ['0', '1'], job.output
     assert len(list(tmp_path.glob('*/model.pt'))) == 1
-
-    one = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29400'}
-    alone = testbed.run([installed_pytorch.python, program, '--epochs', '1'], timeout=300,
-                        env={**installed_pytorch.env, **one, 'OMP_NUM_THREADS': '1'}).stdout
-    inside, outside = ([float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)]
-                       for text in (job.output, alone))
-    assert len(inside) == 1 and inside == pytest.approx(outside, abs=2e-4)
 
 
 def test_part_of_a_node_gets_no_binding(batch):

@@ -244,7 +244,12 @@ exec {python} "$@"
 
 
 def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
-    """Without the user's settings of uv; no file is shared with a cache; each wheel is hashed once; pip works after it."""
+    """Without the user's settings of uv; no file is shared with a cache; each wheel is hashed once; pip works after it.
+
+    Tests of packages are not compiled.
+    """
+    files = {f'gamma/{name}.py': '' for name in ('__init__', 'tests/a', 'test/a', 'testing/a', 'testing/_internal/a')}
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'gamma', '1.0', files=files))
     env = {**tiny.have(eb_env), 'UV_CACHE_DIR': eb_env.prefix / 'cache', 'UV_LINK_MODE': 'symlink', 'UV_COMPILE_BYTECODE': '1',
            'UV_INDEX_URL': 'http://127.0.0.1:9/simple'}
     old = eb_env.prefix / 'old/python3'
@@ -261,6 +266,7 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
         assert printed.count('--require-hashes --only-binary') == 2 and ' download --require-hashes' not in printed
         assert (library / 'alpha.py').stat().st_nlink == 1 and not (library / 'alpha.py').is_symlink()
         assert list(library.glob('__pycache__/alpha.*.pyc')) and not list(root.glob('.uv*'))
+        assert {path.parents[1].name for path in library.glob('gamma/**/*.pyc')} == {'gamma', 'testing'}
         assert not (eb_env.prefix / 'cache').exists()
         listed = subprocess.run([root / 'bin/python', '-m', 'pip', 'list', '--format=freeze'], text=True,
                                 stdout=subprocess.PIPE, check=True).stdout

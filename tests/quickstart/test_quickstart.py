@@ -76,15 +76,15 @@ def test_from_clone_to_training_and_again(first):
 
     assert files_below(checkout) == first.before, 'wrote to the checkout'
     assert files_below(first.home) == [], 'wrote to the home directory'
-    assert not first.other.exists(), 'wrote where the shell pointed'
+    assert set(os.listdir(tmp_path)) == {'home', 'my checkout', 'prefix'}, 'wrote where the shell was, or pointed'
 
-    # the three commands to do it again by hand, as printed
-    commands = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1)
-    assert len(commands.strip().splitlines()) == 3
+    # the three commands to do it again by hand, as printed: the last one is what has been run
+    *commands, train = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1).splitlines()
+    assert len(commands) == 2 and f'\n{train.strip()}\n' in text.partition('==> Training')[2].partition('==> Done')[0]
     # eb goes on working after the module is loaded, whose Python has no EasyBuild
-    by_hand = run(['bash', '--noprofile', '--norc', '-ec', commands + 'eb --version'],
-                  env=environment(first.home), cwd=tmp_path, timeout=300)
-    assert 'on 360 test images, 2 ranks' in by_hand.stdout and 'EasyBuild 5.4' in by_hand.stdout
+    by_hand = run(['bash', '--noprofile', '--norc', '-ec', '\n'.join([*commands, 'type mpiexec conda-python-distributed',
+                  'eb --version'])], env=environment(first.home), cwd=tmp_path)
+    assert f'{prefix}/venv/bin/mpiexec' in by_hand.stdout and 'EasyBuild 5.4' in by_hand.stdout
 
     # again: nothing is installed. What is broken is made again: test_program.py
     again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '1'], env=first.env, timeout=900,

@@ -66,31 +66,6 @@ def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(
     assert {'variable', 'value'} <= set(of_level(found, 'yellow')) and ' 0 RED, 1 ignored, ' in done.stderr
 
 
-def test_a_name_that_no_finding_has_is_refused(job):
-    done, found = job(*PRINT, SLINGTORCH_CHECK_IGNORE='valeu')
-    assert done.returncode == 2 and 'training' not in done.stdout and found is None
-    assert "no finding has the name 'valeu'" in done.stderr
-
-
-@pytest.fixture
-def cut_off(installed_pytorch, tmp_path):
-    """PATH with a python that has a network of its own, with nothing in it, on the second node."""
-    testbed.only_root('unshares the network')
-    python = tmp_path / 'bin/python'
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/bash\n[[ $SLURMD_NODENAME != {testbed.NODES[1]} ]] || cut=(unshare -n)\n'
-                      f'exec "${{cut[@]}}" {installed_pytorch.python} "$@"\n')
-    python.chmod(0o755)
-    return f'{python.parent}:{installed_pytorch.env["PATH"]}'
-
-
-def test_a_node_without_network_is_named(job, cut_off):
-    done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='40')
-    text, ranks = red(found)['no-answer']
-    assert f'{testbed.NODES[1]} sent nothing' in text and ranks == [1]
-    assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
-
-
 def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, tmp_path):
     """Gloo does not start on the second one. That a node which does not answer is bad as well: test_vet_jobs.py."""
     python = tmp_path / 'bin/python'

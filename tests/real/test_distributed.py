@@ -73,7 +73,10 @@ def nodes_of(ranks_per_node):
     return [node for node in testbed.NODES for _ in range(ranks_per_node)]
 
 
-# --- the losses are those of one rank
+# --- the losses are those of one rank; or the ranks say who they are
+
+SHOW = ['-c', 'import os; names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME", "MASTER_ADDR"\n'
+        'os.write(1, (" ".join(os.environ[name] for name in names) + "\\n").encode())']
 
 
 def test_srun_two_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
@@ -84,17 +87,19 @@ def test_srun_two_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
 @pytest.mark.parametrize('launcher', ['mpirun.openmpi --allow-run-as-root -n 1', 'mpiexec.hydra -n 1'])
 def test_job_that_is_submitted_from_inside_an_mpirun(slurm, tmp_path, launcher):
     """Each of its ranks was rank 0 of 1."""
-    show = ['-c', 'import os; print(*(os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")))']
     script = ROOT / 'runscripts/conda-python-distributed'
-    done = slurm.run(*launcher.split(), 'srun', *TWO_BY_TWO, script, *show, env={'SLINGTORCH_CACHE_ROOT': tmp_path})
-    assert sorted(done.stdout.splitlines()) == [f'{rank} 4 {rank % 2} {testbed.NODES[0]}' for rank in range(4)]
+    done = slurm.run(*launcher.split(), 'srun', *TWO_BY_TWO, script, *SHOW, env={'SLINGTORCH_CACHE_ROOT': tmp_path})
+    assert sorted(done.stdout.splitlines()) == [
+        f'{rank} 4 {rank % 2} {testbed.NODES[rank // 2]} {testbed.NODES[0]}' for rank in range(4)]
     assert done.stderr.count('are left over from an outer start') == 1
 
 
-def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, one_rank, tmp_path):
-    slurm.srun('-N2', '--ntasks-per-node=1', distributed, '--torchrun=2', *training(tmp_path / 'results.json'),
-               env=pytorch.env)
-    same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
+def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, tmp_path):
+    (tmp_path / 'show.py').write_text(SHOW[1])
+    done = slurm.srun(*ONE_BY_ONE, distributed, '--torchrun=2', tmp_path / 'show.py', env=pytorch.env)
+    ranks = [line.split() for line in sorted(done.stdout.splitlines())]
+    assert [rank[:4] for rank in ranks] == [[str(rank), '4', str(rank % 2), node] for rank, node in enumerate(nodes_of(2))]
+    assert len({rank[4] for rank in ranks}) == 1
 
 
 def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, distributed, tmp_path):
@@ -117,21 +122,21 @@ def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, di
     assert len(list(tmp_path.glob('*.saved'))) == 4
 
 
-def test_step_smaller_than_its_job(slurm, pytorch, distributed, one_rank, tmp_path):
+def test_step_smaller_than_its_job(slurm, pytorch, distributed):
     """The step counts, not the job; and a step may be on the second node alone."""
     script = f'''#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
-srun -N1 -n2 -w {testbed.NODES[1]} {shlex.join(map(str, [distributed, *training(tmp_path / "results.json")]))}
+srun -N1 -n2 -w {testbed.NODES[1]} {shlex.join([str(distributed), *SHOW])}
 '''
     batch = slurm.sbatch(script, env=pytorch.env)
     assert batch.returncode == 0, batch.output
-    same(tmp_path / 'results.json', one_rank, 2, [testbed.NODES[1]] * 2)
+    assert sorted(batch.output.splitlines()) == [f'{rank} 2 {rank} {testbed.NODES[1]} 127.0.0.1' for rank in range(2)]
 
 
 @pytest.mark.parametrize('name', ['mpich', 'openmpi', 'torchrun'])
 def test_launcher_on_one_node(request, name, pytorch, distributed, one_rank, tmp_path):
-    torchrun = [pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=3', '--no-python']
-    start = torchrun if name == 'torchrun' else request.getfixturevalue(name).command(3)
+    torchrun = [pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', '--no-python']
+    start = torchrun if name == 'torchrun' else request.getfixturevalue(name).command(2)
     testbed.run([*start, distributed, *training(tmp_path / 'results.json')], env=pytorch.env, timeout=240)
-    same(tmp_path / 'results.json', one_rank, 3)
+    same(tmp_path / 'results.json', one_rank, 2)

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from testbed import clean_environ, easybuild, images, readme, run
-from test_packaging import wheel    # noqa: F401  # a fixture
+from testbed import clean_environ, images, readme, run
 
 pytestmark = pytest.mark.real
 
@@ -22,21 +21,20 @@ os._exit(0)     # gloo of 2.13 may abort at exit (pytorch pull request 179291)
 '''
 
 
-def of_four(output):
-    """The (file of torch, NCCL_SOCKET_IFNAME) that four ranks say, each rank once."""
-    lines = [line.split(', ') for line in output.splitlines() if ' of 4, ' in line]
-    assert sorted(line[0] for line in lines) == [f'{rank} of 4' for rank in range(4)], output
+def of_two(output):
+    """The (file of torch, NCCL_SOCKET_IFNAME) that two ranks say, each rank once."""
+    lines = [line.split(', ') for line in output.splitlines() if ' of 2, ' in line]
+    assert sorted(line[0] for line in lines) == [f'{rank} of 2' for rank in range(2)], output
     return {tuple(line[1:]) for line in lines}
 
 
 @pytest.fixture(scope='module')
-def own(lmod, tmp_path_factory, wheel):     # noqa: F811
+def own(installed_pytorch, tmp_path_factory, wheel):
     """A virtual environment with a real PyTorch and train.py beside it, into which slingtorch was installed by pip."""
     directory = tmp_path_factory.mktemp('own')
-    installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
     run([sys.executable, '-m', 'venv', '--without-pip', directory / 'venv'])
     packages = next((directory / 'venv').glob('lib/python3*/site-packages'))
-    pytorch = next((installed.root).glob('lib/python3*/site-packages'))
+    pytorch = next(installed_pytorch.root.glob('lib/python3*/site-packages'))
     (packages / 'its.pth').write_text(f'{pytorch}\n')
     run([sys.executable, '-m', 'pip', '--python', directory / 'venv/bin/python', 'install', '--no-deps', '--no-index', wheel],
         env=clean_environ())
@@ -56,21 +54,20 @@ def test_lines_of_the_readme(own, slurm):
     lines = readme.blocks('With the PyTorch that you have')[0].replace('\\\n', '')
     activate, install, evaluate, train = lines.splitlines()
     assert install == 'pip install ./slingtorch'    # the fixture has done it
-    train = train.replace('--ntasks-per-node=4 --gpus-per-node=4', '--ntasks-per-node=2')
+    train = train.replace('--ntasks-per-node=4 --gpus-per-node=4', '--ntasks-per-node=1')
     done = typed(own, slurm, '\n'.join([activate.split('  ')[0].replace('myenv', 'venv'), evaluate, train]))
-    (torch, interface), = of_four(done.stdout)
-    assert interface == 'ib' and '4 ranks' in done.stderr
+    (torch, interface), = of_two(done.stdout)
+    assert interface == 'ib' and '2 ranks' in done.stderr
 
 
-def test_beside_an_environment(own, slurm, lmod):
+def test_beside_an_environment(own, slurm, installed_pytorch):
     """slingtorch has an environment of its own, and `python` is another one: as a centre's module."""
-    module = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
-    root = module.root
+    root = installed_pytorch.root
     done = typed(own, slurm, f'''
         PATH={root}/bin:$PATH
         eval "$(venv/bin/python venv/bin/slingtorch env --values)"
-        srun -N2 --ntasks-per-node=2 conda-python-distributed train.py''')
-    (torch, interface), = of_four(done.stdout)
+        srun -N2 --ntasks-per-node=1 conda-python-distributed train.py''')
+    (torch, interface), = of_two(done.stdout)
     assert torch.startswith(str(root)) and interface == 'ib'
 
 
@@ -80,7 +77,7 @@ def test_an_image_of_another_project(own, slurm, lmod):
     done = typed(own, slurm, f'''
         . venv/bin/activate
         eval "$(slingtorch env --values)"
-        srun -N2 --ntasks-per-node=2 singularity exec --bind "$PWD" {image} conda-python-distributed train.py''',
+        srun -N2 --ntasks-per-node=1 singularity exec --bind "$PWD" {image} conda-python-distributed train.py''',
                  env={'PATH': f'{images.runtime()}:{slurm.env["PATH"]}'})
-    (torch, interface), = of_four(done.stdout)
+    (torch, interface), = of_two(done.stdout)
     assert torch.startswith('/opt/') and interface == 'ib'

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import shutil
-import sys
 import zipfile
 
 import pytest
@@ -13,16 +12,6 @@ from testbed import ROOT, clean_environ, copy_of_checkout, quickvenv, readme, ru
 pytestmark = pytest.mark.real
 
 ROOMS = ['docs/*.md', 'easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscripts']
-
-
-@pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
-    """The wheel that `python -m build` makes from the files of this checkout (through a source distribution)."""
-    source = copy_of_checkout(tmp_path_factory.mktemp('source') / 'slingtorch')
-    run([sys.executable, '-m', 'build', '--outdir', source / 'dist', source], timeout=300, env=clean_environ())
-    found = list((source / 'dist').glob('*.whl'))
-    assert len(found) == 1
-    return found[0]
 
 
 def test_wheel_holds_every_file_of_the_rooms_and_of_the_package(wheel):

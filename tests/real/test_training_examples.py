@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -12,6 +13,7 @@ from testbed import ROOT, only_root, readme, run
 pytestmark = pytest.mark.real
 
 PROGRAMS = ROOT / 'examples/training'
+RESUME = PROGRAMS / 'resume_training.py'
 END = re.compile(r' dist\.destroy_process_group\(\)\n(.*\n)*?    (leave\(\)|os\._exit\(0\))')
 
 
@@ -33,35 +35,43 @@ def losses(text):
     return [float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)]
 
 
-def test_same_losses_on_any_number_of_ranks(mpich, pytorch, tmp_path):
+@pytest.fixture(scope='module')
+def one_device(pytorch, tmp_path_factory):
+    """A directory with base.json and base/model.pt of base_training.py, and what it printed."""
+    directory = tmp_path_factory.mktemp('one-device')
+    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json', 'base.json', '--output-dir', 'base'],
+               env=pytorch.env, cwd=directory)
+    return directory, done.stdout
+
+
+@pytest.fixture(scope='module')
+def one_rank(pytorch, mpich, tmp_path_factory):
+    """A directory with checkpoints of three epochs of resume_training.py in `whole`, and their losses."""
+    directory = tmp_path_factory.mktemp('one-rank')
+    found = losses(train(pytorch, mpich, 1, RESUME, '--epochs', '3', '--checkpoints', 'whole', cwd=directory))
+    assert len(found) == 3
+    return directory, found
+
+
+def test_same_losses_on_any_number_of_ranks(mpich, pytorch, one_device, one_rank, tmp_path):
     """Of DistributedDataParallel and FSDP2; and the weights that they save are the same, and those of one device whole."""
-    found = {}
-    for program, ranks in (('ddp', 1), ('ddp', 3), ('fsdp2', 2)):
+    for program, ranks in (('ddp', 3), ('fsdp2', 2)):
         printed = train(pytorch, mpich, ranks, PROGRAMS / f'{program}_training.py',
-                        '--epochs', '2', '--output-dir', tmp_path / f'{program}-{ranks}')
+                        '--epochs', '2', '--output-dir', tmp_path / program)
         assert f' on 360 test images, {ranks} ranks\n' in printed
-        found[ranks] = losses(printed)
-    assert len(found[1]) == 2 and found[3] == pytest.approx(found[1], abs=2e-4) == found[2]
+        assert losses(printed) == pytest.approx(one_rank[1][:2], abs=2e-4)
+        assert os.listdir(tmp_path / program) == ['model.pt']
     code = '''
-import runpy, sys, torch
-words, sys.argv[1:] = sys.argv[1:], ['--epochs', '1', '--output-dir', 'base']
-runpy.run_path(PROGRAM, run_name='__main__')
-base, one, ddp, fsdp2 = (torch.load(f'{name}/model.pt', weights_only=True) for name in ['base', *words])
-assert list(one) == list(base)
-for weights in (ddp, fsdp2):
-    assert list(weights) == list(one)
-    for name in one:
-        torch.testing.assert_close(weights[name], one[name], rtol=1e-3, atol=1e-4)
-'''.replace('PROGRAM', repr(str(PROGRAMS / 'base_training.py')))
-    directories = ['ddp-1', 'ddp-3', 'fsdp2-2']
-    run([pytorch.python, '-c', code, *directories], env=pytorch.env, cwd=tmp_path)
-    assert all(os.listdir(tmp_path / name) == ['model.pt'] for name in directories)
+import sys, torch
+base, ddp, fsdp2 = (torch.load(f'{name}/model.pt', weights_only=True) for name in sys.argv[1:])
+assert list(base) == list(ddp) == list(fsdp2)
+for name in base:
+    torch.testing.assert_close(ddp[name], fsdp2[name], rtol=1e-3, atol=1e-4)
+'''
+    run([pytorch.python, '-c', code, one_device[0] / 'base', 'ddp', 'fsdp2'], env=pytorch.env, cwd=tmp_path)
 
 
-RESUME = PROGRAMS / 'resume_training.py'
-
-
-def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(mpich, pytorch, tmp_path):
+def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(mpich, pytorch, one_rank, tmp_path):
     """The signal reaches one rank only, and all of them save."""
     (tmp_path / 'program.py').write_text(f'''
 import os, signal, sys
@@ -80,45 +90,42 @@ program.main()
     done = mpich.run(2, pytorch.runscripts / 'conda-python-distributed', 'program.py', '--checkpoints', 'saved', '--fsdp2',
                      env=pytorch.env, cwd=tmp_path, check=False)
     assert done.returncode == 85, done.stderr
-    whole = train(pytorch, mpich, 1, RESUME, '--epochs', '3', '--checkpoints', 'whole', cwd=tmp_path)
     rest = train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--fsdp2', '--epochs', '3', cwd=tmp_path)
     assert 'from saved/epoch-0002-step-000005\n' in rest and ' on 360 test images, 1 ranks\n' in rest
-    assert len(losses(whole)) == 3 and losses(done.stdout + rest) == pytest.approx(losses(whole), abs=2e-4)
+    assert losses(done.stdout + rest) == pytest.approx(one_rank[1], abs=2e-4)
 
 
-def test_full_disk_leaves_the_last_checkpoint_whole(mpich, pytorch, tmp_path):
+def test_full_disk_leaves_the_last_checkpoint_whole(mpich, pytorch, one_rank, tmp_path):
     only_root('mounts file systems')
+    newest = 'epoch-0004-step-000000'
     (tmp_path / 'saved').mkdir()
     run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', tmp_path / 'saved'])
     try:
-        train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--epochs', '1', cwd=tmp_path)
+        shutil.copytree(one_rank[0] / 'whole' / newest, tmp_path / 'saved' / newest)
         with contextlib.suppress(OSError), open(tmp_path / 'saved/other', 'wb') as other:
             while True:
                 other.write(bytes(4096))
                 other.flush()
-        # one of two ranks fails, whose end torchrun makes that of the other
-        done = run([pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', RESUME, '--checkpoints', 'saved',
-                    '--epochs', '2'], env=pytorch.env, cwd=tmp_path, check=False)
+        # one of two ranks fails, whose end mpiexec makes that of the other
+        done = mpich.run(2, pytorch.runscripts / 'conda-python-distributed', RESUME, '--checkpoints', 'saved', '--epochs', '4',
+                         env=pytorch.env, cwd=tmp_path, check=False)
         assert done.returncode and 'No space left on device' in done.stderr, done.stderr
-        assert {name for name in os.listdir(tmp_path / 'saved') if not name.endswith('.part')} == {
-            'other', 'epoch-0002-step-000000'}
+        assert {name for name in os.listdir(tmp_path / 'saved') if not name.endswith('.part')} == {'other', newest}
         (tmp_path / 'saved/other').unlink()
-        done = train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--epochs', '2', cwd=tmp_path)
-        assert 'saved/epoch-0002-step-000000\nepoch  2 of 2: loss ' in done
-        assert sorted(os.listdir(tmp_path / 'saved')) == ['epoch-0002-step-000000', 'epoch-0003-step-000000']
+        done = train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--epochs', '4', cwd=tmp_path)
+        assert f'saved/{newest}\nepoch  4 of 4: loss ' in done
+        assert sorted(os.listdir(tmp_path / 'saved')) == [newest, 'epoch-0005-step-000000']
     finally:
         run(['umount', tmp_path / 'saved'])
 
 
-def test_one_device_learns_and_replaces_nothing(pytorch, tmp_path):
-    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json', 'new.json'], env=pytorch.env, cwd=tmp_path)
-    found = json.loads((tmp_path / 'new.json').read_text())
-    assert f'accuracy {found["accuracy"]:.4f} on 360 test images, 1 ranks' in done.stdout and found['accuracy'] > 0.95
-    # nothing is saved unasked
-    assert os.listdir(tmp_path) == ['new.json']
-    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json=new.json'], env=pytorch.env, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and 'new.json already exists and is not overwritten' in done.stderr
-    assert json.loads((tmp_path / 'new.json').read_text()) == found
+def test_one_device_learns_and_replaces_nothing(pytorch, one_device):
+    directory, printed = one_device
+    found = json.loads((directory / 'base.json').read_text())
+    assert f'accuracy {found["accuracy"]:.4f} on 360 test images, 1 ranks' in printed and found['accuracy'] > 0.95
+    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json=base.json'], env=pytorch.env, cwd=directory, check=False)
+    assert done.returncode == 2 and 'base.json already exists and is not overwritten' in done.stderr
+    assert json.loads((directory / 'base.json').read_text()) == found
 
 
 def test_every_example_ends_without_destructors():
@@ -145,5 +152,5 @@ def train_one_epoch(model, loader):
         assert len(batch) == 2
         model(batch).sum().backward()
 """ + ''.join(readme.blocks('4.', 'docs/first-hour.md')))
-    done = mpich.run(2, pytorch.runscripts / 'conda-python-distributed', tmp_path / 'train.py', env=pytorch.env)
+    done = mpich.run(2, pytorch.runscripts / 'conda-python-distributed', tmp_path / 'train.py', env=pytorch.env, cwd=tmp_path)
     assert done.stdout == 'epoch 0\n'

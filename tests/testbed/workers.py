@@ -3,7 +3,8 @@
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-TOGETHER = {'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py'}
+TOGETHER = {'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py',
+            'tests/real/test_own_pytorch.py': 'tests/real/test_packaging.py'}
 """Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
 
 FIRST = ['tests/stages/test_horovod.py', 'tests/stages/test_pytorch_source.py',

@@ -273,7 +273,7 @@ def test_a_node_that_does_not_answer_can_be_ignored(job):
 def test_the_names_of_findings_are_those_that_can_be_ignored():
     calls = [call for path in JOB.glob('*.py') for call in ast.walk(ast.parse(path.read_text()))
              if isinstance(call, ast.Call) and ast.unparse(call.func) in ('report.add', 'rank.report.add')]
-    names = {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
+    names = {word.value for call in calls for word in ast.walk(call.args[1]) if isinstance(word, ast.Constant)}
     names |= {name for _, name, _ in check.SAME.values()}
     names |= {'import', 'rendezvous', 'collective'}      # phases of probe.py
     assert len(calls) > 40 and names == set(findings.NAMES)
@@ -517,7 +517,7 @@ def test_port_taken(job):
     with subprocess.Popen([sys.executable, '-c', code, str(job.port)], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        job.per_node, job.nodes, job.answer = 1, ['nid1'], {'port': 'address already in use'}
+        job.per_node, job.nodes, job.answer = 1, ['nid1'], {'lost': 'address already in use'}
         _, _, found = job.run()
         other.communicate()
     text, ranks = only(found, 'port')
@@ -554,26 +554,6 @@ def test_the_port_of_torchruns_agent(job):
     assert not red(found) and found['ranks'] == [0]
 
 
-@pytest.mark.parametrize('limits, kept, agent, level', [
-    ('32768\t60999', '', '', ['yellow']), ('32768 60999', '39000-41000', '', []), ('1024 20000', '', '', []),
-    ('32768 60999', '', 'True', []), ('', '', '', []),
-])
-def test_a_port_that_the_kernel_may_give_to_others(tmp_path, limits, kept, agent, level):
-    for name, text in {'ip_local_port_range': limits, 'ip_local_reserved_ports': kept}.items():
-        (tmp_path / 'proc/sys/net/ipv4').mkdir(parents=True, exist_ok=True)
-        (tmp_path / 'proc/sys/net/ipv4' / name).write_text(text)
-    report = findings.Report(0)
-    check.check_port(Machine({'MASTER_PORT': '40000', 'TORCHELASTIC_USE_AGENT_STORE': agent}, str(tmp_path)), report)
-    assert [finding.level for finding in report.having(name='port')] == level
-
-
-def test_a_name_with_ipv6_only():
-    report = findings.Report(0)
-    look.look_at_master(Machine({'MASTER_ADDR': '::1'}), report)
-    [(level, name, text, remedy, _)] = report.sorted()
-    assert (level, name) == ('yellow', 'master') and 'IPv6' in text and 'AF_INET6' in remedy
-
-
 def test_clock_skew(job):
     job.clocks[1] = lambda: time.time() + 100
     text, ranks = only(job.run()[2], 'clock', 'yellow')
@@ -597,7 +577,6 @@ def test_a_node_ten_times_slower():
 def test_world_size_that_lies(job):
     job.env.update(WORLD_SIZE='12', SLURM_STEP_NUM_TASKS='8', SLINGTORCH_CHECK_SECONDS='2')
     _, _, found = job.run()
-    assert 'Slurm started 8 tasks' in named(found, 'world-size', 'yellow')[0][0]
     assert 'no answer from ranks 8-11 of 12' in named(found, 'no-answer')[0][0]
 
 
@@ -638,7 +617,8 @@ def test_the_first_rank_of_a_node_dies(job):
 def test_two_ranks_on_one_core(job):
     job.cpus = lambda local_rank: str(local_rank // 2)
     entries = named(job.run()[2], 'cores', 'yellow')
-    assert [text for text, _ in entries] == ['2 ranks of the node share one core (%d)' % core for core in (0, 1)]
+    assert [text for text, _ in entries] == [
+        '2 ranks of the node share one core (%d): they slow each other down' % core for core in (0, 1)]
     assert entries[0][1] == [0, 1, 4, 5]
 
 
@@ -783,10 +763,11 @@ def test_cache_that_others_can_write(job, tmp_path):
 
 
 def test_cache_on_a_parallel_file_system(tmp_path):
-    (tmp_path / 'mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
+    (tmp_path / 'proc/self').mkdir(parents=True)
+    (tmp_path / 'proc/self/mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
     report = findings.Report(0)
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
-    look.look_at_caches(Machine(env, mounts=str(tmp_path / 'mounts')), report)
+    look.look_at_caches(Machine(env, str(tmp_path)), report)
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
     assert 'lustre' in report.sorted()[0][2] and 'locks do not work for a database' in report.sorted()[0][2]
 
@@ -828,46 +809,32 @@ def library(path, code, *options):
 NCCL = 'const char *a[] = {"NCCL_DEBUG", %s};' % ', '.join('"ncclNetPlugin_v%d"' % number for number in range(6, 11))
 
 
-@pytest.mark.parametrize('symbols, runtime, need, level, says', [
-    ((4, 5), '12', True, 'red', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
-    ((4, 5), '12', False, 'yellow', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
-    ((9, 10), '11', True, 'yellow', 'needs libcudart.so.11, but torch is for libcudart 12'),
-    ((9, 10), '12', True, 'good', 'has an interface that %s loads'),
-    ((), '12', True, 'red', 'is not a network plugin: it has no ncclNetPlugin_v*'),
-    ((), '12', False, 'yellow', 'is not a network plugin: it has no ncclNetPlugin_v*'),
+@pytest.mark.parametrize('symbols, runtime, level, says', [
+    ((4, 5), '12', 'yellow', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
+    ((9, 10), '11', 'yellow', 'needs libcudart.so.11, but torch is for libcudart 12'),
+    ((9, 10), '12', 'good', 'has an interface that %s loads'),
+    ((), '12', 'yellow', 'is not a network plugin: it has no ncclNetPlugin_v*'),
 ])
-def test_plugin_of_another_major(tmp_path, symbols, runtime, need, level, says):
+def test_plugin_of_another_major(tmp_path, symbols, runtime, level, says):
     cudart = library(tmp_path / 'libcudart.so', 'int cudart;', '-Wl,-soname,libcudart.so.' + runtime)
     plugin = library(tmp_path / 'libnccl-net.so', ''.join('int ncclNetPlugin_v%d;' % api for api in symbols) +
                      'extern int cudart; int *use = &cudart;', cudart)
     nccl = library(tmp_path / 'libnccl.so.2', NCCL)
     report = findings.Report(0)
-    node.check_plugin(report, plugin, [nccl], ('libcudart', '12'), need)
+    report.fact('CUDA of torch', '12.4')
+    node.check_plugin(report, plugin, [nccl])
     assert report.sorted()[0][0] == level
     assert says.replace('%s', nccl) in report.sorted()[0][2]
 
 
-@pytest.mark.parametrize('gpus, torch, env, level', [
-    (True, True, {'NCCL_NET': 'AWS Libfabric'}, 'red'), (True, True, {'NCCL_NET': 'socket'}, None),
-    (True, False, {'NCCL_NET': 'AWS Libfabric'}, 'yellow'),         # nobody tried
-    (False, True, {'NCCL_NET': 'AWS Libfabric'}, 'yellow'),         # nobody needs it
-    (True, True, {'NCCL_NET_PLUGIN': '/nowhere/libnccl-net.so'}, 'yellow'),
-    (True, True, {'NCCL_NET': 'AWS Libfabric', 'NCCL_NET_PLUGIN': '/nowhere/libnccl-net.so'}, 'red'),
-    (True, True, {'NCCL_NET': 'ib', 'NCCL_NET_PLUGIN': 'none'}, None), (True, True, {}, None),
+@pytest.mark.parametrize('env, missing', [
+    ({'NCCL_NET': 'AWS Libfabric'}, True), ({'NCCL_NET': 'socket'}, False),
+    ({'NCCL_NET_PLUGIN': '/nowhere/libnccl-net.so'}, True), ({'NCCL_NET': 'ib', 'NCCL_NET_PLUGIN': 'none'}, False), ({}, False),
 ])
-def test_plugin_missing(job, tmp_path, gpus, torch, env, level):
-    if gpus:
-        with_gpus(job)
-    if torch:
-        job.torch, job.answer = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0')), {'plugin_missing': True}
-    job.env.update(env)
-    _, _, found = job.run()
-    assert bool(red(found)) == (level == 'red')
-    missing = env.get('NCCL_NET_PLUGIN', "libnccl-net.so in LD_LIBRARY_PATH or the system's directories")
-    if level:
-        assert 'missing: no ' + missing in only(found, 'plugin', level)[0]
-    else:
-        assert not named(found, 'plugin', 'yellow')
+def test_plugin_missing(env, missing):
+    found = [text for level, name, text in probed({'plugin_missing': True}, env) if (level, name) == ('yellow', 'plugin')]
+    name = env.get('NCCL_NET_PLUGIN', "libnccl-net.so in LD_LIBRARY_PATH or the system's directories")
+    assert ['missing: no ' + name in text for text in found] == [True] * missing
 
 
 def test_plugin_where_the_system_has_its_libraries(tmp_path):
@@ -887,13 +854,12 @@ def test_plugin_missing_where_there_is_slingshot(job, tmp_path):
     with_gpus(job)
     job.files['sys/class/net/hsn0/operstate'] = 'up'
     job.env.update(NCCL_SOCKET_IFNAME='hsn')
-    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin', 'yellow')[0]
     job.torch, job.answer = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0')), {'plugin_missing': True}
-    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin')[0]
-    job.answer.update(plugin_missing=False, plugin_error='libfabric.so.1 is missing')
-    assert 'libfabric.so.1 is missing' in only(job.run()[2], 'plugin')[0]
+    assert 'network plugin is missing' in only(job.run()[2], 'plugin', 'yellow')[0]
     job.answer.update(network='AWS Libfabric')      # NCCL's own word
-    assert not red(job.run()[2])
+    assert not named(job.run()[2], 'plugin', 'yellow')
+    job.answer.update(plugin_missing=False, plugin_error='libfabric.so.1 is missing')
+    assert 'libfabric.so.1 is missing' in only(job.run()[2], 'plugin', 'yellow')[0]
 
 
 def test_two_libnccl_in_a_process_and_two_mpis(job, tmp_path):
@@ -948,14 +914,6 @@ def test_cuda_compat_in_front(tmp_path, driver, maps, level):
                         [str(compat / 'libcuda.so.535.104.05')] * maps)
     [entry] = report.sorted()
     assert entry[:2] == (level, 'cuda-compat') and ('error 803' in entry[2]) == (driver == '550.54.15')
-
-
-def test_a_plugin_for_efa(tmp_path, monkeypatch):
-    monkeypatch.setattr(nccl, 'plugin_files', lambda machine: ['/opt/amazon/ofi-nccl/lib/libnccl-net.so'])
-    (tmp_path / 'sys/class/cxi/cxi0').mkdir(parents=True)
-    report = findings.Report(0)
-    look.look_at_plugin(Machine({}, str(tmp_path)), report)
-    assert report.sorted()[0][:2] == ('yellow', 'plugin')
 
 
 # --- the process with PyTorch

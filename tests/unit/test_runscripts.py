@@ -25,7 +25,7 @@ from slingtorch.job import machine
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
 LIBRARY = sorted(f"lib/{path.name}" for path in (RUNSCRIPTS / "lib").iterdir() if path.is_file())
-DUMP = "#!%s\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:]}, sys.stdout)\n"
+DUMP = "#!%s -IS\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:]}, sys.stdout)\n"
 NOBODY = 65534
 
 
