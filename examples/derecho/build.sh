@@ -8,7 +8,7 @@
 # the job and ends with its status. The job runs in the directory where you started the script, with the same settings
 # of EasyBuild and slingtorch. To choose where to install, use EasyBuild's configuration file, EASYBUILD_PREFIX, or
 # --prefix=DIR here, like any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 (PyTorch 2.5.1
-# and newer) or 25.10 (2.14.1 and newer).
+# and newer) or 25.10 (wheels).
 set -euo pipefail
 
 default=PyTorch-2.4.0-derecho-cray-mpich.eb
