@@ -342,7 +342,7 @@ def test_training_program_finds_what_it_imports():
     needed = {packages.get(name, name) for name in imported(ROOT / 'examples/training/ddp_training.py')} - {'torch'}
     assert needed == {'scikit-learn'}
     easyconfigs = [path for name, path in EASYCONFIGS.items() if name.endswith('-derecho-cray-mpich.eb')]
-    assert len(easyconfigs) > 5
+    assert easyconfigs
     for path in easyconfigs:
         listed = re.search(r'^extra_packages = (\[.*?^\])', path.read_text(), re.M | re.S).group(1)
         assert needed <= set(ast.literal_eval(listed)), path.name

@@ -242,19 +242,15 @@ HOLDS = TRAIN + 'epoch += 1\nsave()\nhold()\nsys.exit(85)\n'
 @pytest.fixture
 def begin(mpich, tmp_path):
     """Start until-done with a program and MPICH's mpiexec on two ranks; the Popen."""
-    started = []
-
     def popen(program, *options, launcher=mpich, **env):
         (tmp_path / 'train.py').write_text(program)
         command = [UNTIL_DONE, '--checkpoint', 'ckpt', *options, *launcher.command(2, testbed.sys.executable, 'train.py')]
-        env = {**testbed.clean_environ(), 'PBS_JOBID': '77', **env}
-        started.append(subprocess.Popen([str(word) for word in command], env=env, cwd=tmp_path, text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-        return started[-1]
+        # SLURM_CONF, for kill_leftovers(): MPICH's ranks outlive a launcher that is killed
+        env = {**testbed.clean_environ(), 'PBS_JOBID': '77', 'SLURM_CONF': f'{tmp_path}/slurm.conf', **env}
+        return subprocess.Popen([str(word) for word in command], env=env, cwd=tmp_path, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     yield popen
-    for process in started:
-        if process.poll() is None:
-            process.kill()
+    slurm_.kill_leftovers(tmp_path)
 
 
 def ended(process):

@@ -17,10 +17,6 @@ ROCM = {
     'triton-rocm==3.6.0': 'cff15082784c7056b0af9347770e034ab0a8ccbce0642723ddc8c8de1bd6af3f',
 }
 PINNED = {'PyTorch-2.10.0-frontier-rocm-7.1.1.lock': ROCM, 'PyTorch-2.10.0-rocm-7.1.lock': ROCM}
-# of source archives: Homebrew's formula
-SOURCES = {
-    'pytorch-v2.14.1.tar.gz': 'd0ebad9ca4219959b29b7ad9ab6469fe49a3d668f8b5a62dd115f02f3a914447',
-}
 
 
 def values(easyconfig):
@@ -65,17 +61,6 @@ def test_hashes_of_the_record(name):
         more = f'{value} --hash=sha256:{other}'
         for old, new in [(value, other), (value, more), (key, key + '.1'), ('@', '@x')]:
             assert key in faults(text.replace(old, new), PINNED[name])
-
-
-@pytest.mark.parametrize('name', SOURCES)
-def test_hashes_of_sources(name):
-    """Whichever easyconfig has the archive, by its name and its version."""
-    version = re.search(r'v([\d.]+)\.tar', name).group(1)
-    easyconfigs = [one for one in EASYCONFIGS if re.match(f'PyTorch-{re.escape(version)}-.*-cray-mpich', one.name)]
-    assert easyconfigs
-    for easyconfig in easyconfigs:
-        first = ast.literal_eval(values(easyconfig)[0]['checksums'])[0]
-        assert (list(first.values())[0] if isinstance(first, dict) else first) == SOURCES[name]
 
 
 @pytest.mark.parametrize('lock_file', LOCK_FILES, ids=lambda path: path.name)
