@@ -45,7 +45,8 @@ SHORT, SOON = 60, 300
 WORKERS, WORKERS_ELSEWHERE = 16, 8
 # processes and threads of a rank: those of PyTorch and OpenMP, and some workers
 ROOM = 64
-# bytes for a program's output
+# characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for a program's output
+LONGEST = 74
 PRINTS = 1 << 20
 
 
@@ -195,7 +196,11 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
 def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
-        tempfile.gettempdir()
+        length = len(tempfile.gettempdir())
+        if length > LONGEST:    # else workers of a DataLoader end, and the program waits for them forever
+            report.add('yellow', 'disk', "the path of the directory for temporary files has %d characters: workers of "
+                       "a DataLoader use sockets there, whose paths may have only 107 (unix(7))" % length,
+                       "export TMPDIR with a shorter path")
     except OSError:
         report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
@@ -232,6 +237,9 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
+        if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
+            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
+                path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place

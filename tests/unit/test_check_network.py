@@ -523,6 +523,14 @@ def test_directories_are_really_written_to(tmp_path):
     assert 'does not exist' in of_level(report, 'red', 'shm')[0]
 
 
+@pytest.mark.parametrize('length, says', [(74, False), (75, True)])
+def test_a_long_directory_for_temporary_files(monkeypatch, length, says):
+    monkeypatch.setattr(limits.tempfile, 'tempdir', '/tmp'.ljust(length, 'x'))
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}), report)
+    assert ['%d characters' % length in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
+
+
 def test_a_directory_that_only_some_nodes_can_write_is_red():
     report = findings.Report(0)
     report.fact('HF_HOME=/scratch/hf: models', limits.WRITTEN, 1)
@@ -689,12 +697,14 @@ def test_where_a_program_writes(words, text, path):
     ('sound/a', {}, ''), ('sound/new/a', {}, 'does not exist, and the program does not make it'),
     ('sound/new/a', {'sound/other': None}, 'does not exist'), ('sound/new/a', {'sound/new': None}, ''),
     ('sound/new/a', {'': None}, ''), ('file/a', {}, 'is not a directory'), ('full/a', {}, 'No space left on device'),
-    ('sound', {'sound': None}, ''),
+    ('file', {'file': None}, 'it is a file'), ('link', {'link': None}, 'it is a link to nothing'),
+    ('sound', {'sound': True}, 'it exists, '), ('sound', {'sound': None}, ''),
 ])
 def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says):
     (tmp_path / 'sound').mkdir()
     (tmp_path / 'full').mkdir()
     (tmp_path / 'file').write_text('')
+    (tmp_path / 'link').symlink_to('nothing')
     trial = limits.write_trial
     monkeypatch.setattr(limits, 'write_trial',
                         lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
