@@ -116,7 +116,7 @@ def test_wrong_inside(tmp_path, lmod, runtime):
     assert done.status != 0
     # each is a failure of its own; list-packages fails for either of its two, see test_list_packages
     failures = done.out.partition('ERROR: ')[2].split('sanity check command ')[1:]
-    wanted = [["cannot access '/opt/plugin.so'"], ['(output: 3.'], ["No module named 'notthere'"],
+    wanted = [["cannot access '/opt/plugin.so'"], ['3.11.'], ["No module named 'notthere'"],
               ['imagepkg is 1.5+local, not 1.6', 'torch is neither in the image nor in user-software']]
     assert len(failures) == len(wanted)
     for messages, failure in zip(wanted, failures):
