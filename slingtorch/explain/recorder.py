@@ -81,7 +81,7 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
         content = handle.read()
     try:
         data = json.loads(content.decode()) if start == b'{' else PlainUnpickler(io.BytesIO(content)).load()
-    except Exception as err:    # pylint: disable=broad-except  # whatever a damaged file makes of it
+    except Exception as err:    # pylint: disable=broad-except  # pickle's documentation: others than its own, too
         raise ExplainError("%s is not a file of the flight recorder, or was cut off while it was written: %s"
                            % (path, str(err) or "the end is missing"))
     if not isinstance(data, dict) or not isinstance(data.get('entries'), list):

@@ -32,10 +32,9 @@ EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir
                      r'spawn|symlink|system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|'
                      r'sqlite3\.connect$')
 PDEATHSIG = 1   # PR_SET_PDEATHSIG (linux/prctl.h)
-# Calls before an import that leave it certain. Others may provide the module, or start another program (exec). An exit
-# under a condition counts here, since a training does not end there on all ranks.
-IDLE = ('print', 'write', 'flush', 'exit', '_exit', 'quit', 'filterwarnings', 'simplefilter', 'basicConfig',
-        'getLogger', 'get', 'getenv', 'int', 'str', 'len')
+# Calls before an import that leave it certain. Others may provide the module, end the program, or start another one.
+IDLE = ('print', 'write', 'flush', 'filterwarnings', 'simplefilter', 'basicConfig', 'getLogger', 'get', 'getenv', 'int',
+        'str', 'len')
 
 
 class Trial:

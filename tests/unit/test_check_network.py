@@ -894,9 +894,11 @@ IMPORTS = {
                       'lib/inside.py': ''}, None, ''),
     'after a call that is not known': ({'train.py': 'import site\nsite.addsitedir("lib")\nimport inside\n', 'lib/inside.py': ''}, False,
                                        'No module named'),
-    'after calls that provide nothing': ({'train.py': 'import os, sys\nif sys.argv[2:]:\n    print("only help", flush=True)\n'
-                                                      '    os._exit(0)\nrank = int(os.environ.get("RANK", 0))\nimport inside\n'},
+    'after calls that provide nothing': ({'train.py': 'import os\nprint("begins", flush=True)\n'
+                                                      'rank = int(os.environ.get("RANK", 0))\nimport inside\n'},
                                          True, 'No module named'),
+    'after an exit under a condition': ({'train.py': 'import sys\nif sys.argv[2:]:\n    sys.exit()\nimport inside\n'}, False,
+                                        'No module named'),
     'after a start of another program': ({'train.py': 'import os\nif os.environ.get("AGAIN"):\n    os.execv("/bin/sh", [])\n'
                                                       'import inside\n'}, False, 'No module named'),
     'after a path that a loop adds': ({'train.py': 'import sys\nfor place in ["lib"]:\n    sys.path += [place]\nimport inside\n'},
