@@ -153,7 +153,6 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     if driver and needs and int(driver.split('.')[0]) < needs:
         said.append("driver %s of this node is too old for CUDA %s, which needs %d or newer: use a PyTorch for an "
                     "older CUDA, or NVIDIA's cuda-compat" % (driver, own.toolkit, needs))
-    look.look_at_compat(machine, own.report)
     # the environment with the new values
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []

@@ -16,7 +16,6 @@ import glob
 import os
 import re
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -42,8 +41,6 @@ SAME = {
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
     **{'ulimit -' + option: ('yellow', 'limit', "find where this limit is set") for option in limits.SHELL},
 }
-# A rank is slow if it took more than this many times the median, and this many seconds more.
-SLOW_TIMES, SLOW_SECONDS = 4, 3
 # seconds to wait for a rank of the node that has written nothing, and on a busy node, after PyTorch is imported
 SILENT, BUSY = 12, 4
 # from this number of seconds on, check reports how long an address takes to resolve to a name
@@ -61,7 +58,7 @@ class Probe(messages.Child):
     """The process that runs probe.py; `order` is its first line."""
 
     def __init__(self, environ: dict, plugin: list, order: dict) -> None:
-        self.begin, self.turn = time.monotonic(), 0
+        self.begin = time.monotonic()
         super().__init__(environ, 'probe', *plugin)
         self.tell(order)
 
@@ -74,15 +71,14 @@ class Probe(messages.Child):
         """Whether its message has a true `key` before the time `end`."""
         return self.until(lambda: bool(self.found.get(key)), end)
 
-    def ask(self, seconds: float, **order: object) -> dict:
-        """Send it an order with a time limit; its message afterwards. :raises PeerLost: it cannot do it"""
-        self.turn += 1
-        self.tell(dict(order, seconds=seconds, turn=self.turn))
-        if not self.until(lambda: self.found.get('answer') == self.turn, time.monotonic() + seconds + 3 * SLACK):
-            raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
-        if self.found.get('lost'):
+    def ask(self, key: str, seconds: float, **order: object) -> 'Any':
+        """Send it an order with a time limit; the `key` of its message afterwards. :raises PeerLost: it cannot do it"""
+        self.tell(dict(order, seconds=seconds))
+        if self.until(lambda: {key, 'lost'} & set(self.found), time.monotonic() + seconds + 3 * SLACK):
+            if key in self.found:
+                return self.found[key]
             raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
-        return self.found
+        raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
 
     def result(self, end: float) -> dict:
         """Its message with all that it found until the time `end`; the key 'error' has what went wrong."""
@@ -131,21 +127,6 @@ def check_same(report: Report) -> None:
     if len(torch) == 1 and 'none' not in torch:
         report.add('good', 'versions', "torch %s (CUDA %s, ROCm %s) on all ranks" % (
             report.value('torch'), report.value('CUDA of torch'), report.value('ROCm of torch')))
-
-
-def check_times(report: Report) -> None:
-    """Report ranks that took much longer than the others."""
-    for fact, values in sorted(report.facts.items()):
-        # in the rendezvous and in a collective, all ranks wait for the slowest one
-        if not re.match('seconds (import|starting)', fact):
-            continue
-        times = [float(value) for value, mask in values.items() for _ in range(bin(mask).count('1'))]
-        median = statistics.median_low(times)
-        for value, mask in values.items():
-            if float(value) > max(SLOW_TIMES * median, median + SLOW_SECONDS):
-                report.add('yellow', 'slow', "%s took about %s s, while the median is %s s: %s" % (
-                    fact[8:], value, median, some(report.nodes(mask), 10)),
-                           "check these nodes, or start without them (srun --exclude)", mask)
 
 
 def check_answers(rank: 'Rank') -> None:
@@ -237,7 +218,6 @@ def check_job(rank: 'Rank') -> None:
     program.compare_programs(report)
     limits.compare_directories(report)
     check_same(report)
-    check_times(report)
     if rank.nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if 'backend' not in report.facts:
@@ -264,10 +244,6 @@ def header(report: Report, seconds: float) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-# what affects which libraries a process loads: variables, and entries of Rank.all()
-LOADS = re.compile(r'LD_|PYTHON|PATH$|NCCL_NET| ')
-
-
 class Rank:
     """
     A rank in this check, and what it has found.
@@ -287,20 +263,6 @@ class Rank:
         # seconds for all that has limits of its own, such as the trial of the network
         self.limit = 3 * self.seconds + 60
 
-    def all(self) -> dict:
-        """The environment and, with a space before their names, other things that may differ between ranks."""
-        # limits can make the import of PyTorch fail
-        return {**self.environ, ' python': sys.executable, ' torch': self.torch or '',
-                ' limits': str(sorted(limits.of_shell().items()))}
-
-    def start_probe(self) -> 'Any':
-        """The process with PyTorch; None without PyTorch."""
-        # with GPUs, NCCL would be tried, which does not work in one process
-        ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
-        return self.torch and self.start(self.environ, nccl.plugin_names(self.machine), {
-            'ranks': ranks, 'seconds': self.seconds, 'program': self.words,
-            'meet': not self.local_rank and (self.several or self.rank == 0)})
-
     def look(self) -> dict:
         """look.look(), limits.py and program.py"""
         if self.several and not self.local_rank:
@@ -311,7 +273,8 @@ class Rank:
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are the same for all ranks of the node
             from . import program
-            for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
+            for function, arguments in ((look.look_at_caches, (self.machine, self.report)),
+                                        (limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
                                         (limits.look_at_compiler, (self.report, self.environ, details)),
                                         (limits.look_at_outputs, (self.report, details)),
@@ -325,7 +288,7 @@ class Rank:
                     self.report.merge(report)
                 else:
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: that of TMPDIR, HOME, "
-                                    "HF_HOME, /dev/shm, the script or its arguments" % limits.WAIT,
+                                    "HF_HOME, a cache, /dev/shm, the script or its arguments" % limits.WAIT,
                                     "run df on this node")
         return details
 
@@ -341,24 +304,18 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 def other_rank(rank: Rank) -> str:
     """Not the first rank of its node: writes what it finds. Returns rank 0's verdict."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
+    differs = gather.differing(rank.environ, files.wait_for_first(rank.begin + rank.seconds))
     files.write(name, {'pid': os.getpid()})
-    first = files.wait(gather.FIRST, rank.begin + rank.seconds)
-    differs = gather.differing(rank.all(), first if isinstance(first, dict) else {})
-    probe = rank.start_probe() if any(map(LOADS.match, differs)) else None
     details = dict(rank.look(), differs=differs)
-    if probe:
-        node.check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
-        probe.end()
     files.write(name, {'report': rank.report.dump(), 'details': details})
-    word = files.wait(gather.WORD, time.monotonic() + 2 * rank.limit)
-    files.remove(name)
-    return str(word)
+    return str(files.wait_for_word(time.monotonic() + 2 * rank.limit))
 
 
 def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     """The first rank of a node: sends the node's report to rank 0's node, and tells the node's ranks the verdict."""
-    local = gather.LocalRanks(rank.environ, rank.local_world, rank.all())
-    probe, word = rank.start_probe(), gather.LOST
+    local, word = gather.LocalRanks(rank.environ), gather.LOST
+    probe = rank.torch and rank.start(rank.environ, nccl.plugin_names(rank.machine), {
+        'seconds': rank.seconds, 'program': rank.words})    # type: Any
     try:
         details = rank.look()
         found = meet_nodes(rank, probe)
@@ -383,7 +340,7 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
     if probe.wait('took', end):
         end = time.monotonic() + rank.limit
     found = probe.result(end)
-    rank.nodes = {str(number): said for number, said in (found.get('nodes') or {}).items()}
+    rank.nodes = found.get('nodes') or {}
     lost, port = found.get('lost', ''), rank.environ['MASTER_PORT']
     if lost and not rank.rank:
         taken = re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', lost)
@@ -420,8 +377,6 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
     for number, pid in local.ended.items():
         report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << number)
-    for number, seconds in local.late.items():
-        report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << number)
     node.check_cores(report, ranks)
     node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
     limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
@@ -435,18 +390,17 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     """Send this node's report to rank 0's node; returns rank 0's verdict. :raises PeerLost: rank 0 is not reached"""
-    met = bool(probe and found.get('met'))
     try:
-        if not probe or not met:
+        if not probe or not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "it has not imported PyTorch in time")
         # what is red here ends the job unless it is ignored, and may be a network over which no verdict comes
         seconds = rank.seconds if rank.report.having('red') else rank.limit
-        return str(probe.ask(seconds, put=rank.report.dump())['word'])
+        return str(probe.ask('word', seconds, report=rank.report.dump()))
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             if level == 'red':
                 gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
-        raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if met else
+        raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if found.get('met') else
                         "this node cannot reach rank 0's node: %s") % err)
 
 
@@ -465,7 +419,7 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
     word = '1' if report.having('red') else '0'
     if rank.nodes and probe:
         with contextlib.suppress(PeerLost):     # the other nodes report it themselves
-            probe.ask(SLACK, word=word)
+            probe.ask('heard', SLACK, word=word)
     return word
 
 
@@ -477,7 +431,7 @@ def collect(rank: Rank, probe: 'Any') -> None:
         seconds = min(rank.seconds, network.ASIDE * network.slowness(rank.seconds, len(there)) + 3 *
                       probe.found['seconds'].get('import', 0)) + SLACK
         try:
-            texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
+            texts = probe.ask('reports', seconds, reports=[int(number) for number, said in there.items() if said])
         except PeerLost as err:
             report.add('red', 'rendezvous', "the other nodes' reports did not arrive: %s" % err)
     free = (1 << rank.world) - 1 & ~report.ranks

@@ -62,16 +62,6 @@ class Library:
         """Begin and end of the sections with constants; the device code of a GPU library is in other sections."""
         return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
 
-    def has_string(self, text: str, whole: bool = False) -> bool:
-        """
-        Whether a text is a constant, or the end of one: the linker merges a constant into a longer one.
-
-        :param whole: it must be a whole constant, so that chance endings do not match
-        """
-        wanted = text.encode() + b'\0'
-        return any(self.data.find(b'\0' * whole + wanted, begin, end) != -1 or
-                   self.data[begin:begin + len(wanted)] == wanted for begin, end in self._constants())
-
     @functools.lru_cache(None)
     def names(self, prefix: str) -> set:
         """Words with this prefix at the ends of constants. A pattern alone would take 30 s for 400 MB."""

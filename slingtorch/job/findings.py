@@ -16,9 +16,9 @@ TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good'
 # characters at most in the text of a finding or fact
 LONGEST = 2000
 # names of findings
-NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended', 'gpus', 'import', 'interface',
+NAMES = ('cache', 'clock', 'collective', 'cores', 'disk', 'ended', 'gpus', 'import', 'interface',
          'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'rendezvous', 'script',
-         'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
+         'shm', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is a word that never changes, for searching; `remedy` tells the user what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 # of a report as a message; masks are hexadecimal

@@ -71,8 +71,7 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
         text = str(err)
         if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
-                text, '; '.join(limits.few_processes(machine, True)) or
-                "no limit is near: a filter of the container or the kernel may forbid it")
+                text, limits.few_processes(machine) or "see ulimit -u, or a filter of the container")
         say(name, machine, text)
         return verdict(LOST, machine.environ)
 
@@ -111,122 +110,111 @@ def make_private(path: str) -> None:
 
 
 class Files:
-    """Files that the ranks of a node write for each other. The own ones stay open for their locks."""
+    """
+    What the ranks of a node write for each other, in the first of places() that works: LocalRanks chooses it, and the
+    others find it in wait_for_first(). The own files stay open for their locks.
+    """
 
     def __init__(self, environ: dict) -> None:
-        self.places, self.kept = places(environ), []  # type: list, list
+        self.places, self.place, self.kept = places(environ), '', []  # type: list, str, list
 
     def write(self, name: str, thing: 'Any') -> None:
-        """Write a file whole. :raises OSError: none of the places is writable"""
-        data = messages.dump(thing)
-        for place in self.places:
-            part = os.path.join(place, '%s.part' % name)
-            try:
-                make_private(place)
-                self.kept.append(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
-                if os.write(self.kept[-1], data) < len(data):
-                    raise OSError("%s is full" % place)
-                with contextlib.suppress(OSError):      # without locks on this file system
-                    fcntl.flock(self.kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.replace(part, os.path.join(place, name))
-                return
-            except OSError as err:
-                wrong = err
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-        raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
+        """Write a file whole. :raises OSError: it cannot be written"""
+        data, part = messages.dump(thing), os.path.join(self.place, '%s.part' % name)
+        self.kept.append(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+        if os.write(self.kept[-1], data) < len(data):
+            raise OSError("cannot write to %s: free space there" % self.place)
+        with contextlib.suppress(OSError):      # without locks on this file system
+            fcntl.flock(self.kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.replace(part, os.path.join(self.place, name))
 
     def read(self, name: str) -> tuple:
         """(content of a file or None, whether its writer is alive); (None, None) if there is no such file."""
-        for place in self.places:
-            try:
-                descriptor = os.open(os.path.join(place, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:
-                continue
-            try:
-                state = os.fstat(descriptor)
-                if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
-                    continue
-                data, lives = os.read(descriptor, messages.MOST + 1), True
-                with contextlib.suppress(OSError):      # its writer has the lock, or the file system has no locks
-                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    lives = False
-            finally:
-                os.close(descriptor)
-            try:
-                return messages.load(data), lives
-            except ValueError:
-                return None, lives
-        return None, None
+        try:
+            descriptor = os.open(os.path.join(self.place, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None, None
+        with open(descriptor, 'rb', 0) as stream:
+            state = os.fstat(descriptor)
+            if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
+                return None, None
+            data, lives = stream.read(messages.MOST + 1), True
+            with contextlib.suppress(OSError):      # its writer has the lock, or the file system has no locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lives = False
+        try:
+            return messages.load(data), lives
+        except ValueError:
+            return None, lives
 
-    def wait(self, name: str, end: float) -> 'Any':
-        """
-        Wait for a file of the first rank; returns its content.
-
-        :raises PeerLost: there is no file by the time `end`, or the first rank has ended
-        """
-        while True:
-            lives = name == FIRST or self.read(FIRST)[1]
-            thing, written = self.read(name)
-            if thing is not None and written:
-                return thing
-            if not lives or time.monotonic() > end:
-                raise PeerLost("the first rank of this node %s: see its own messages, and check LOCAL_RANK in the job "
-                               "script" % (
-                                   "has ended" if not lives else "has written nothing to %s (with --contain, a "
-                                   "container has its own /tmp)" % self.places[0]))
+    def wait_for_first(self, end: float) -> 'Any':
+        """Wait until the first rank has made the directory; what it knows. :raises PeerLost: not by the time `end`"""
+        while time.monotonic() < end:
+            for self.place in self.places:
+                known, lives = self.read(FIRST)
+                if lives:
+                    return known
             time.sleep(LOOK)
+        raise PeerLost("the first rank of this node has written nothing to %s (with --contain, a container has its own "
+                       "/tmp): see its own messages, and check LOCAL_RANK in the job script" % self.places[0])
 
-    def names(self) -> list:
-        """The names of all files."""
-        found = set()  # type: set
-        for place in self.places:
-            with contextlib.suppress(OSError):
-                found.update(os.listdir(place))
-        return sorted(found)
+    def wait_for_word(self, end: float) -> 'Any':
+        """Wait for rank 0's verdict. :raises PeerLost: there is none by the time `end`, or the first rank has ended"""
+        while time.monotonic() < end:
+            lives, word = self.read(FIRST)[1], self.read(WORD)[0]
+            if word is not None:
+                return word
+            if not lives:
+                break
+            time.sleep(LOOK)
+        raise PeerLost("the first rank of this node has ended, or does not answer: see its own messages")
 
-    def remove(self, *names: str) -> None:
-        """Remove these files; without names, everything."""
-        for place in self.places:
-            if not names:
-                shutil.rmtree(place, ignore_errors=True)
-            for name in names:
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(place, name))
+    def others(self) -> dict:
+        """What the other ranks of the node have written: {rank: read()}."""
+        with contextlib.suppress(OSError):
+            names = filter(re.compile(r'rank-[0-9]{1,9}\Z').match, os.listdir(self.place))
+            return {int(name[5:]): self.read(name) for name in names}
+        return {}
 
 
-class LocalRanks:
+class LocalRanks(Files):
     """
-    On the first rank of a node: reads the files of the others.
+    On the first rank of a node: makes the directory, and reads what the others write.
 
     :ivar reports: {rank: (Report, details for node.py)}
     :ivar ended: {rank: process id} of ranks that ended before they reported
-    :ivar late: {rank: seconds until its first file was seen}
-    :param known: what the other ranks compare with their own
-    :raises PeerLost: another process is already the first rank of this node
+    :raises PeerLost: another process is already the first rank
+    :raises OSError: none of the places is writable
     """
 
-    def __init__(self, environ: dict, count: int, known: dict) -> None:
-        self.files, self.count, self.begin = Files(environ), count, time.monotonic()
-        self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
-        self.reports, self.ended, self.late = {}, {}, {}  # type: dict, dict, dict
-        if self.files.read(FIRST)[1]:
-            raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
-                           "job script")
-        for name in self.files.names():     # left behind by an earlier start that was killed
-            if self.files.read(name)[1] is False:
-                self.files.remove(name)
-        self.files.write(FIRST, fingerprints(known))
+    def __init__(self, environ: dict) -> None:
+        super().__init__(environ)
+        self.count, world = int(environ['LOCAL_WORLD_SIZE']), int(environ['WORLD_SIZE'])
+        self.may_come = set(range(world)) - {int(environ['RANK'])}
+        self.reports, self.ended, self.came = {}, {}, set()  # type: dict, dict, set
+        for self.place in self.places:
+            if self.read(FIRST)[1]:
+                raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in "
+                               "the job script")
+        for self.place in self.places:
+            try:
+                shutil.rmtree(self.place, ignore_errors=True)   # left behind by an earlier start that was killed
+                make_private(self.place)
+                self.write(FIRST, fingerprints(environ))
+                return
+            except OSError as err:
+                wrong = err
+        raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
     def look(self) -> None:
         """Read the files written so far."""
-        for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, self.files.names()):
-            rank, (thing, lives) = int(name[5:]), self.files.read(name)
-            if rank in self.reports or lives is None or rank == self.first or rank >= self.world:
+        for rank, (thing, lives) in self.others().items():
+            if rank in self.reports or lives is None or rank not in self.may_come:
                 continue
-            self.late.setdefault(rank, time.monotonic() - self.begin)
+            self.came.add(rank)
             if messages.has_form(thing, {'report': dict, 'details': dict}):
-                self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
+                with contextlib.suppress(ValueError):
+                    self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
             elif not lives and messages.has_form(thing, {'pid': int}):
                 self.ended[rank] = thing['pid']
 
@@ -240,18 +228,17 @@ class LocalRanks:
         while True:
             self.look()
             done, now = len(set(self.reports) | set(self.ended)), time.monotonic()
-            if done >= self.count - 1 or now > end or now > silent and done >= len(self.late):
+            if done >= self.count - 1 or now > end or now > silent and done >= len(self.came):
                 return
             time.sleep(LOOK)
 
     def tell(self, word: str) -> None:
-        """Pass on rank 0's verdict; remove the directory once all ranks have read it."""
-        self.files.write(WORD, word)
+        """Pass on rank 0's verdict; remove the directory once all ranks have read it and ended."""
+        self.write(WORD, word)
         end = time.monotonic() + 2
-        while time.monotonic() < end and any(
-                self.files.read(name)[1] for name in self.files.names() if name[:5] == 'rank-'):
+        while time.monotonic() < end and any(lives for _, lives in self.others().values()):
             time.sleep(LOOK)
-        self.files.remove()
+        shutil.rmtree(self.place, ignore_errors=True)
 
 
 def fingerprints(environ: dict) -> dict:
@@ -259,8 +246,8 @@ def fingerprints(environ: dict) -> dict:
     return {name: zlib.crc32(value.encode(errors='surrogateescape')) for name, value in environ.items()}
 
 
-def differing(environ: dict, others: dict) -> dict:
+def differing(environ: dict, others: 'Any') -> dict:
     """{variable: its value here or None}, for those whose fingerprints() differ from `others`."""
-    own = fingerprints(environ)
+    own, others = fingerprints(environ), others if isinstance(others, dict) else {}
     return {name: environ[name][:SHOWN] if name in environ else None
             for name in set(own) | set(others) if own.get(name) != others.get(name)}

@@ -19,11 +19,11 @@ from .kinds import Any, Callable, Machine, Mapping, Optional, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
-         'd': (resource.RLIMIT_DATA, 'of data'), 's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
+         's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
          'f': (resource.RLIMIT_FSIZE, 'in a file, also in /dev/shm'), 't': (resource.RLIMIT_CPU, 'processor time')}
 # an error that such a limit may cause
 LACKS = 'failed to map|[Aa]llocat|MemoryError|bad_alloc|Too many open files|new thread|status -(6|9|11|24|25)'
-# bytes of address space and of data that suffice for CUDA and a training of some GB; those of a stack that are few
+# bytes of address space that suffice for CUDA and a training of some GB; those of a stack that are few
 SPACE, SMALL_STACK = 16 << 30, 1 << 20
 # seconds for directories and programs: a file system that hangs must not hang the check
 WAIT = 5
@@ -56,30 +56,25 @@ def of_shell() -> dict:
     return {option: limit for option, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
-def quota(machine: 'Machine') -> 'Optional[float]':
-    """Cores that the control groups allow on average; None if there is no limit."""
-    least = None  # type: Optional[float]
+def cores_of_quota(machine: 'Machine') -> float:
+    """Cores that the control groups allow on average; infinity if there is no limit."""
+    found = [float('inf')]
     for group in machine.cgroups('cpu'):
         words = (machine.read(group + '/cpu.max') or '%s %s' % (
             machine.read(group + '/cpu.cfs_quota_us'), machine.read(group + '/cpu.cfs_period_us'))).split()
         if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-            cores = int(words[0]) / int(words[1])
-            least = cores if least is None else min(least, cores)
-    return least
+            found.append(int(words[0]) / int(words[1]))
+    return min(found)
 
 
-def few_processes(machine: 'Machine', of_user: bool) -> list:
-    """Texts about limits that leave few processes and threads to this rank; of the user's own only if wanted."""
-    found = [("a control group of this rank", machine.read(group + '/pids.current'), machine.read(group + '/pids.max'))
-             for group in machine.cgroups('pids')]
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if of_user and os.geteuid():    # root may have more
-        own = [name for name in machine.list('proc') if name.isdigit() and
-               re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M)]
-        now = sum(len(machine.list('proc/%s/task' % name)) for name in own)
-        found.append(("ulimit -u: this user", str(now), str(limit)))    # -1: unlimited
-    return ["%s has %s of at most %s processes and threads: few are left for PyTorch and a DataLoader" % entry
-            for entry in found if entry[1].isdigit() and entry[2].isdigit() and int(entry[2]) - int(entry[1]) < ROOM]
+def few_processes(machine: 'Machine') -> str:
+    """That a control group leaves few processes and threads to this rank; '' if none does."""
+    for group in machine.cgroups('pids'):
+        now, most = machine.read(group + '/pids.current'), machine.read(group + '/pids.max')
+        if now.isdigit() and most.isdigit() and int(most) - int(now) < ROOM:
+            return "a control group of this rank has %s of at most %s processes and threads: few are left for " \
+                "PyTorch and a DataLoader" % (now, most)
+    return ''
 
 
 def look(machine: 'Machine', report: 'Report', details: dict) -> None:
@@ -88,23 +83,15 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
     details['memory'], _, details['memory of'] = machine.free_memory()
     for option in SHELL:
         report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
-
-    def add(text: str, remedy: str) -> None:
-        report.add('yellow', 'limit', text, remedy)
-
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
-        add("ulimit -l: this rank may lock %d kB, but InfiniBand must lock the data it sends" % (locked >> 10),
-            "ulimit -l unlimited, in the job script or where the limit is set")
-    cores = quota(machine)
-    if cores is not None and cores < 1:
-        add("a control group (its quota) allows this rank, or several, only %.2g of a core: all others wait for it"
-            % cores, "ask for more cores, or ask the centre to check the node")
-    for text in few_processes(machine, details.get('local_rank') == 0):
-        add(text, "ask for more processes in the job, or have the limit raised")
-    end = machine.environ.get('SLURM_JOB_END_TIME', '')
+    cores, few, end = cores_of_quota(machine), few_processes(machine), machine.environ.get('SLURM_JOB_END_TIME', '')
+    if cores < 1:
+        report.add('yellow', 'limit', "a control group (its quota) allows this rank, or several, only %.2g of a core: "
+                   "all others wait for it" % cores, "ask for more cores, or ask the centre to check the node")
+    if few:
+        report.add('yellow', 'limit', few, "ask for more processes in the job, or have the limit raised")
     if end.isdigit() and int(end) - machine.clock() < SOON:
-        add("the job ends in less than %d minutes" % (SOON // 60), "ask for more time (--time)")
+        report.add('yellow', 'limit', "the job ends in less than %d minutes" % (SOON // 60),
+                   "ask for more time (--time)")
 
 
 def megabytes(number: int) -> str:
@@ -123,8 +110,8 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         failed |= report.findings[finding] * bool(re.search(LACKS, finding.text))
     files = took.get('fds', 0) + (world - 1) * connects
     # {option: (what PyTorch or any training needs at least, what suffices)}
-    needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (0, SMALL_STACK),
-             **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
+    needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (took.get('s', 0), SMALL_STACK),
+             'v': (took.get('v', 0), max(2 * took.get('v', 0), SPACE))}
     for details in ranks:
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS

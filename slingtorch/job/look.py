@@ -5,25 +5,15 @@ import importlib.util
 import os
 import re
 import site
-import stat
 import sys
 
 from . import nccl, network
-from .kinds import Iterable, Machine, Optional, Report
+from .kinds import Machine, Optional, Report
 from .limits import nearest, write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
 # variables with directories for caches; MIOpen's have a database with locks (ROCm/MIOpen#2214)
 CACHES = ('MIOPEN_USER_DB_PATH', 'MIOPEN_CUSTOM_CACHE_DIR', 'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')
-# {variable: (pattern of a value, the effect of such a value)}
-EFFECTS = {
-    'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
-    'PYTHONINSPECT': ('.', "at its end, a rank waits for commands"),
-    'CUDA_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"),
-    'HIP_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'AMD_SERIALIZE_KERNEL': ('[1-3]', "GPUs wait"),
-    'TORCH_DISTRIBUTED_DEBUG': ('DETAIL', "a second collective checks each collective"),
-    'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "each tensor allocates GPU memory without a cache: slow"),
-}
 # variables that differ from rank to rank, or do not concern the network
 PER_RANK = VISIBILITY + CACHES + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
@@ -85,22 +75,17 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
     for variable in checked:
         path = machine.environ[variable]
         real, there = os.path.realpath(path), nearest(os.path.realpath(path))
-        state, wrong = os.stat(there), []
-        where, kind = machine.mount_of(real)
-        if there == real and state.st_uid != os.getuid():
-            wrong.append("belongs to user id %d" % state.st_uid)
-        elif not os.access(there, os.W_OK | os.X_OK) or \
-                machine.environ.get('LOCAL_RANK', '0') == '0' and write_trial(there):
-            # permissions mean nothing to root, so one rank of each node tries to write
-            wrong.append("cannot be written (tried: %s)" % there)
-        elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            wrong.append("is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777))
-        if kind in SHARED:
-            wrong.append("is on a parallel or network file system (%s, %s), whose locks do not work for a database and "
-                         "which all ranks access for every compiled kernel" % (where, kind))
-        for what in wrong:
-            report.add('yellow', 'cache', "%s=%s %s" % (variable, path, what),
-                       "unset %s: conda-python-distributed then creates a private cache on the node" % variable)
+        state, own, (where, kind) = os.stat(there), there == real, machine.mount_of(real)
+        for wrong, what in (
+                (own and state.st_uid != os.getuid(), "belongs to user id %d" % state.st_uid),
+                (write_trial(there), "cannot be written (tried: %s)" % there),
+                (own and state.st_mode & 0o022, "is writable by others (mode %o), who could put code there"
+                 % (state.st_mode & 0o7777)),
+                (kind in SHARED, "is on a parallel or network file system (%s, %s), whose locks do not work for a "
+                 "database and which all ranks access for every compiled kernel" % (where, kind))):
+            if wrong:
+                report.add('yellow', 'cache', "%s=%s %s" % (variable, path, what), "unset %s: conda-python-distributed "
+                           "then creates a private cache on the node" % variable)
     if checked and not report.having(name='cache'):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
@@ -156,26 +141,8 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
             address, found[0], machine.node), remedy)
 
 
-def job_of_process(machine: 'Machine') -> str:
-    """The job's number in the title of the slurmstepd above this process; '' if there is none."""
-    pid = 'self'
-    for _ in range(32):
-        parent = machine.read('proc/%s/stat' % pid).rpartition(')')[2].split()
-        if len(parent) < 2 or parent[1] in ('0', '1'):
-            break
-        pid = parent[1]
-        found = re.match(r'slurmstepd: \[(\d+)\.', machine.read('proc/%s/cmdline' % pid))
-        if found:
-            return found.group(1)
-    return ''
-
-
 def look_at_user(machine: 'Machine', report: 'Report') -> None:
-    """Whether print and torch.compile have what they need from the environment."""
-    for name, (pattern, what) in EFFECTS.items():
-        if re.match(pattern, machine.environ.get(name, '')):
-            report.add('yellow', 'value', "%s=%s: %s" % (name, machine.environ[name][:80], what),
-                       "unset it, unless you want this")
+    """Whether print, torch.compile and the rendezvous have what they need from the environment."""
     encoding = (getattr(sys.stdout, 'encoding', '') or 'utf-8').lower()
     if encoding.replace('_', '-') not in ('utf-8', 'utf8'):
         report.add('yellow', 'value', "stdout uses %s: printing other characters ends the program" % encoding,
@@ -191,12 +158,16 @@ def look_at_user(machine: 'Machine', report: 'Report') -> None:
 
 
 def look_at_job(machine: 'Machine', report: 'Report') -> None:
-    """Whether Slurm's variables are those of this job."""
-    env, job = machine.environ, job_of_process(machine) if by_srun(machine.environ) else ''
-    if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
-        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, but this process runs in job %s: the variables are those "
-                   "of another job" % (env.get('SLURM_JOB_ID'), job),
-                   "do not export Slurm's variables in the job script")
+    """Whether Slurm's variables are those of this job, whose number is in the title of the slurmstepd above."""
+    environ, pid = machine.environ, 'self'
+    while by_srun(environ) and not environ.get('SLURM_HET_JOB_ID') and pid not in ('0', '1'):
+        found = re.match(r'slurmstepd: \[(\d+)\.', machine.read('proc/%s/cmdline' % pid))
+        if found and found.group(1) != environ.get('SLURM_JOB_ID'):
+            report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, but this process runs in job %s: the variables are "
+                       "those of another job" % (environ.get('SLURM_JOB_ID'), found.group(1)),
+                       "do not export Slurm's variables in the job script")
+        parent = machine.read('proc/%s/stat' % pid).rpartition(')')[2].split()[1:2]
+        pid = parent[0] if parent and not found else '1'
 
 
 def find_torch() -> 'Optional[str]':
@@ -224,25 +195,6 @@ def look_at_torch(machine: 'Machine', report: 'Report', directory: 'Optional[str
     if os.path.realpath(directory).startswith(users + '/'):
         report.add('yellow', 'torch', "'import torch' loads %s from your home directory instead of the module's"
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
-
-
-def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]' = ()) -> None:
-    """
-    Whether a libcuda of cuda-compat is found before the driver's own.
-
-    :param mapped: the libraries of the process with PyTorch
-    """
-    path = nccl.find_library(machine, 'libcuda.so.1')
-    if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
-        return
-    own, driver = re.search(r'libcuda\.so\.(\d[\d.]*)$', os.path.realpath(path)), machine.nvidia_driver() or 'unknown'
-    text, level = "%s is found first: NVIDIA's cuda-compat, not the driver's own (%s)" % (path, driver), 'yellow'
-    numbers = [[int(part) for part in version.split('.')] for version in (own.group(1) if own else '', driver)
-               if version[:1].isdigit()]
-    if len(numbers) == 2 and numbers[0] < numbers[1]:
-        text += ". It is older: CUDA then finds no GPU (error 803)"
-        level = 'red' if os.path.realpath(path) in map(os.path.realpath, mapped) else 'yellow'
-    report.add(level, 'cuda-compat', text, "remove %s from LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
 def look_for_plugin(machine: 'Machine', report: 'Report') -> None:
@@ -273,15 +225,15 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     for path in nccl.plugin_files(machine)[:1]:
         report.fact('plugin', path)
     for name, value in machine.environ.items():
-        # also PyTorch's own variables, and those for its threads
+        # also PyTorch's own variables, those for its threads, and those by which a rank may load other files
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
-                    r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
+                    r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$|LD_(LIBRARY_PATH|PRELOAD)$', name, re.I) and \
+                name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_job(machine, report)
     look_at_user(machine, report)
     look_at_master(machine, report)
     look_at_gpus(machine, report, details)
-    look_at_caches(machine, report)
     look_at_interfaces(machine, report, several)
     look_at_torch(machine, report, torch)
     return details

@@ -5,7 +5,7 @@ init_process_group() opens a moment later. Nothing else listens. Used in process
 
 Keys in the store (all JSON within the bounds of messages.py):
     nodes               how many have come; each takes its number from it; rank 0's node is 0
-    come-N              first message of node N: {'node', 'rank', 'ranks', 'ready'} and more
+    come-N              first message of node N: {'node', 'rank', 'ranks'}
     go                  answer of rank 0's node: {'now', 'nodes', 'go'}
     report-N, word      what node N found; the verdict
     heard               how many have read the verdict
@@ -21,7 +21,7 @@ from .machine import Machine
 
 # seconds between two looks at the store
 LOOK = 0.02
-COMES = {'node': str, 'rank': int, 'ranks': int, 'ready': bool}
+COMES = {'node': str, 'rank': int, 'ranks': int}
 # seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
 # seconds that the store needs for an answer only if it is busy with connections of others

@@ -7,41 +7,36 @@ from . import elf
 from .kinds import Any, Machine, MutableMapping, Optional
 from .machine import NET_PLUGINS, library_kind
 
-# {variable: beginning of the names of such plugins}
-PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
-           for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
 # symbol of a network plugin, followed by the number of its interface
 INTERFACE = 'ncclNetPlugin_v'
 
 
-def find_library(machine: 'Machine', name: str, cache: bool = False) -> 'Optional[str]':
-    """The first file of this name in LD_LIBRARY_PATH, with `cache` also in the system's directories; or None."""
+def find_library(machine: 'Machine', name: str) -> 'Optional[str]':
+    """The first file of this name in LD_LIBRARY_PATH or the system's directories; or None."""
     for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
         path = os.path.join(directory, name)
         if directory and os.path.exists(path):
             return path
-    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache') if cache else '')
+    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache'))
     return found.group(1) if found else None
 
 
-def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
-    """The names that NCCL or RCCL passes to dlopen(3) for this plugin, in its order; [] if the variable says none.
-
-    From NCCL's src/plugin/plugin_open.cc of v2.30.7-1; lists are allowed since 2.27.
+def plugin_names(machine: 'Machine') -> list:
     """
-    begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
+    The names that NCCL or RCCL passes to dlopen(3) for its network plugin, in its order; [] if NCCL_NET_PLUGIN says
+    none. From NCCL's src/plugin/plugin_open.cc of v2.30.7-1; lists are allowed since 2.27.
+    """
+    wanted = machine.environ.get('NCCL_NET_PLUGIN', '')
     if wanted.lower() in ('none', 'static_plugin'):
         return []
-    names = []
-    for word in filter(None, wanted.split(',')):
-        names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
-    return names or (list(NET_PLUGINS) if variable == 'NCCL_NET_PLUGIN' else [begin + '.so'])
+    names = [[word] if '/' in word else [word, 'libnccl-net-%s.so' % word] for word in wanted.split(',') if word]
+    return sum(names, []) or list(NET_PLUGINS)
 
 
-def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
+def plugin_files(machine: 'Machine') -> list:
     """The paths of those in plugin_names() that exist."""
-    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
-             for name in plugin_names(machine, variable)]
+    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name)
+             for name in plugin_names(machine)]
     return list(filter(None, paths))
 
 

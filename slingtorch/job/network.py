@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The process with PyTorch tries the network as a training uses it: all_reduces among the ranks of the node, then over one
-rank of each node, from one float to 8 MB. Each step has its own time limit. Meanwhile, the kernel's data about the
-connections (TCP_INFO of tcp(7)) tells lost packets from a late process.
+The process with PyTorch tries the network as a training uses it: all_reduces over one rank of each node, from one float
+to 8 MB. Each step has its own time limit. Meanwhile, the kernel's data about the connections (TCP_INFO of tcp(7)) tells
+lost packets from a late process.
 """
 import contextlib
 import fcntl
@@ -196,36 +196,6 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             if not least == most == ranks:      # also if one is nan
                 raise RuntimeError("wrong values came: an all_reduce of ones over %d ranks gave values from %g to %g"
                                    % (ranks, least, most))
-
-
-def between_two_ranks(torch: 'Any', seconds: float) -> str:
-    """
-    Try an all_reduce of gloo between two threads, as between two ranks of this node: a second process would need
-    seconds to import PyTorch. Returns what went wrong; '' if nothing.
-    """
-    import datetime
-
-    import torch.distributed as dist
-    store, wrong, groups = dist.HashStore(), [], []    # type: Any, list, list
-
-    def reduce(rank: int) -> None:
-        try:
-            group = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=seconds))
-            groups.append(group)    # until both have ended
-            tensor = torch.ones(1)
-            group.allreduce([tensor]).wait()
-            if tensor.item() != 2:
-                wrong.append('an all_reduce of ones over 2 ranks gave %g' % tensor.item())
-        except Exception as err:
-            wrong.append(str(err).partition('\n')[0][:200] or repr(err))
-
-    threads = [threading.Thread(target=reduce, args=(rank,), daemon=True) for rank in range(2)]
-    end = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(0 if wrong else max(0, end - time.monotonic()))
-    return wrong[0] if wrong else "no answer" if any(thread.is_alive() for thread in threads) else ''
 
 
 def address_of_gloo(environ: 'Mapping[str, str]') -> str:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What only all ranks of a node together show: shared cores and GPUs, and the libraries that PyTorch's process maps."""
-import glob
 import os
 import re
-import subprocess
 
 from . import elf, look, nccl, network, variables
-from .kinds import Iterable, Machine, Optional, Report
+from .kinds import Iterable, Machine, Report
 from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
@@ -130,30 +128,20 @@ def check_plugin(report: 'Report', path: str, mapped: list) -> None:
 
 def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     """Report what the message of the process with PyTorch tells, {} without one; returns the libraries that it maps."""
-    plugin, mapped, torch = report.value('plugin'), probe.get('maps', []), report.value('torch is in', '')
-    seconds, phase, error = probe.get('seconds', {}), probe.get('phase', 'import'), probe.get('error', '')
-    of_torch = [path for kind in ('torch', 'c10') for path in glob.glob(
-        os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))] if torch and probe else []
+    plugin, mapped, seconds = report.value('plugin'), probe.get('maps', []), probe.get('seconds', {})
     for name in sorted({'import', 'rendezvous', 'collective'} & set(seconds)):
         # in steps of a quarter, so that ranks with about the same time are counted together
         report.fact('seconds ' + name, '%.2g' % round_up(seconds[name]))
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
-    if error:
-        text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
-        cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
-        if cut_off or phase == 'import' and re.search(DAMAGED, error):
-            text = '; truncated: '.join([error, *cut_off[:3]])
-            remedy = "a file of the environment is damaged on this node: install or copy the environment again"
-        report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
-                   remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
+    if probe.get('error'):
+        report_error(report, probe, machine)
     elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
     if probe:
         check_libraries(report, mapped, machine)
-    look.look_at_compat(machine, report, mapped)
     carrier, provider = probe.get('network'), probe.get('provider')
     if probe.get('plugin_error'):
         report.add('yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
@@ -163,54 +151,49 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
-        level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
-        report.add(level, 'network', "NCCL runs over %s%s" % (
+        report.add('good' if not slow else 'red' if machine.slingshot() else 'yellow', 'network', "NCCL runs over %s%s" % (
             "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
     if plugin and probe:
         check_plugin(report, plugin, mapped)
-    asked = variables.LibraryProbe(
-        mapped + of_torch + ([plugin] if plugin and probe else []),
-        sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), []),
-        lambda: fi_info(machine.environ))
-    variables.check(report, variables.read_table(), asked, bool(machine.gpus()))
-    variables.check_torch(report, machine, of_torch)
+    variables.check(report, variables.read_table(), mapped, [plugin] if plugin else [], bool(machine.gpus()))
+    variables.check_torch(report, machine)
     return mapped
 
 
-def fi_info(environ: dict) -> 'Optional[str]':
-    """Output of `fi_info -e`, the variables of libfabric; None if it does not run."""
-    try:
-        return subprocess.run(['fi_info', '-e'], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              timeout=10, check=False).stdout.decode(errors='replace')
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+def report_error(report: 'Report', probe: dict, machine: 'Machine') -> None:
+    """Report what went wrong in the process with PyTorch, with its cause if that is known."""
+    phase, error, torch = probe.get('phase', 'import'), probe['error'], report.value('torch is in', '')
+    text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
+    cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
+    if cut_off or phase == 'import' and re.search(DAMAGED, error):
+        text = '; truncated: '.join([error, *cut_off[:3]])
+        remedy = "a file of the environment is damaged on this node: install or copy the environment again"
+    report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
+               remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
 
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     """Report a slow or far network, and lost packets, from the largest all_reduce."""
-    size, told = network.ROW[-1][0], probe.get('told', {})
-    seconds = probe.get('row', {}).get(str(size))
-    if not seconds:
-        return
-    speed = size / seconds / 1e9    # each node sends and receives it once
+    size, told = network.ROW[-1][0], probe['told']
+    speed = size / probe['row'][str(size)] / 1e9    # each node sends and receives it once
     report.fact('GB/s of an all_reduce of 8 MB', '%.2g' % round_up(speed))
-    rates = machine.line_rates()
-    best = max(rates, key=lambda name: rates[name], default='')
-    if best and speed < SLOW_LINK * rates[best]:
-        report.add('yellow', 'network', "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "
-                   "the line rate of %s is %g GB/s" % (round_up(speed), best, rates[best]),
-                   "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes")
-    if told.get('trip', 0) > network.FAR:
-        report.add('yellow', 'network', "the shortest round trip to other nodes takes more than %g ms"
-                   % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"
-                   % report.value('address of gloo', '?'))
-    if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
-        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 in %d TCP segments was "
-                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),
-                   "ask the centre to check cables, ports and switches; vet finds the node")
+    card, rate = max(machine.line_rates().items(), key=lambda item: item[1], default=('', 0))
+    for wrong, text, remedy in (
+            (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "
+             "the line rate of %s is %g GB/s" % (round_up(speed), card, rate),
+             "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes"),
+            (told.get('trip', 0) > network.FAR, "the shortest round trip to other nodes takes more than %g ms"
+             % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"
+             % report.value('address of gloo', '?')),
+            (told['resent'] >= network.RESENT and told['resent'] > network.LOSS * told['sent'], "packets get lost "
+             "between the nodes: more than 1 in %d TCP segments was sent again" % (
+                 2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),
+             "ask the centre to check cables, ports and switches; vet finds the node")):
+        if wrong:
+            report.add('yellow', 'network', text, remedy)
 
 
 def round_up(seconds: float) -> float:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 A separate process on one rank of each node, because its work may crash or never end. It imports PyTorch and what the
-script imports, tries all_reduces among the ranks of the node, meets the other nodes (meet.py), tries all_reduces with
-them, and sends the node's report to rank 0's node.
+script imports, meets the other nodes (meet.py), tries all_reduces with them, and exchanges the nodes' reports.
 
     python job probe [NAME OF A PLUGIN]...      loads the first plugin that can be loaded
 
-Reads JSON lines from standard input: {"ranks": of the node, "seconds", "program": words, "meet": bool}, then orders for
-serve(). Prints JSON lines, each more complete than the one before; the output of libraries is dropped.
+Reads JSON lines from standard input: {"seconds", "program": words}, then orders for obey(). Prints JSON lines, each more
+complete than the one before; the output of libraries is dropped.
 """
 import ctypes
 import json
@@ -20,7 +19,7 @@ import traceback
 
 from . import meet, messages, nccl, network
 from .kinds import Any, Mapping, Optional
-from .machine import Machine, libraries, mapped_libraries
+from .machine import Machine, mapped_libraries
 
 # Seconds after which a node reports that it cannot reach rank 0's node. Seconds in which the store must exist: minimum,
 # per second that importing PyTorch took here, and per node, since many nodes load Python from one file system.
@@ -39,7 +38,7 @@ class Probe:
         self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
-        self.trial, self.clock = None, time.time    # type: Any, Any
+        self.clock = time.time    # type: Any
 
     def say(self, **more: 'Any') -> None:
         """Add to the message, and print it as a JSON line."""
@@ -54,8 +53,7 @@ class Probe:
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
         self.result['maps'], self.result['took'] = mapped_libraries(), taken()
-        if plugins:
-            load(plugins, self.result)
+        load(plugins, self.result)
         self.say()
         return torch
 
@@ -68,33 +66,33 @@ class Probe:
         :param seconds: to wait if something answers at its address; a training would wait for half an hour
         :param limit: to wait if nothing answers
         """
-        opened, found, begin = threading.Event(), [], time.monotonic()  # type: Any, list, float
+        opened, begin = [], time.monotonic()  # type: list, float
 
         def connect() -> None:
             try:
-                found.append(meet.Store(self.environ, seconds))
+                opened.append(meet.Store(self.environ, seconds))
             except meet.NotMet as err:
-                found.append(err)
-            opened.set()
+                opened.append(err)
 
         # TCPStore has no limit if the other end accepts and sends nothing
-        threading.Thread(target=connect, daemon=True).start()
-        while not opened.wait(min(SPEAKS, limit)):
-            why = meet.why_not(self.environ)
-            if opened.is_set():
-                break
-            self.say(late=why)
-            if time.monotonic() > begin + SLACK + (seconds if meet.ANSWERS in why else limit):
-                break
-        if found and isinstance(found[0], meet.Store):
-            return found[0]
-        text = str(found[0]) if found else ''
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        while not opened:
+            thread.join(min(SPEAKS, limit))
+            if not opened:
+                why = meet.why_not(self.environ)
+                self.say(late=why)
+                if time.monotonic() > begin + SLACK + (seconds if meet.ANSWERS in why else limit):
+                    break
+        if opened and isinstance(opened[0], meet.Store):
+            return opened[0]
+        text = str(opened[0]) if opened else ''
         self.say(lost=text if text and self.environ['RANK'] == '0' else meet.why_not(self.environ, text))
         return None
 
-    def come(self, order: dict, ready: bool) -> bool:
-        """Meet the other nodes; returns whether they will try the network."""
-        environ, seconds = self.environ, float(order['seconds'])
+    def come(self, seconds: float) -> bool:
+        """Meet the other nodes; returns whether to try the network."""
+        environ = self.environ
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
         limit = patience(self.result['seconds']['import'], world // ranks, seconds)
         self.store = self.open(seconds, limit)
@@ -103,14 +101,13 @@ class Probe:
         if rank == 0:
             self.nodes = self.store.others(world - ranks, world, time.monotonic() + limit + SLACK)
             there = [said for said in self.nodes.values() if said]
-            go = ready and len(there) == len(self.nodes) > 0 and all(said['ready'] for said in there) and \
-                sum(said['ranks'] for said in there) == world - ranks
+            go = len(there) == len(self.nodes) and sum(said['ranks'] for said in there) == world - ranks and world > 1
             self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
             self.number = self.store.count('nodes', 1)
             self.store.put('come-%d' % self.number, {
-                'node': Machine(self.environ).node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
+                'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks})
             said = self.store.get('go', time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
@@ -120,12 +117,17 @@ class Probe:
         return go
 
     def collective(self, torch: 'Any', seconds: float) -> None:
-        """Try all_reduces over one rank of each node, in a thread that may never end; fills in the result."""
+        """
+        Try all_reduces over one rank of each node, in a thread that may never end; fills in the result. In a job of one
+        node this tries whether gloo finds an address; NCCL would need several processes.
+        """
         import datetime
 
         import torch.distributed as dist
         result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        if gpu and ranks == 1:
+            return
         result['facts'].update(backend='nccl' if gpu else 'gloo', **{
             'address of gloo': network.address_of_gloo(self.environ)})
         self.say(phase='rendezvous')
@@ -144,7 +146,8 @@ class Probe:
                 self.say()
                 network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'),
                              ranks, watch, result.setdefault('row', {}))
-                result['seconds']['collective'] = time.monotonic() - begin
+                if ranks > 1:
+                    result['seconds']['collective'] = time.monotonic() - begin
                 result['told'] = network.state(network.connections())
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
@@ -159,35 +162,25 @@ class Probe:
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
 
-    def serve(self) -> None:
+    def obey(self, order: dict) -> None:
         """
-        Obey the orders on standard input until it ends: put (store this node's report, and wait for the verdict),
-        reports (wait for those of other nodes), word (tell the others the verdict).
+        Obey one order: report (store this node's report, and wait for the verdict), reports (wait for those of other
+        nodes, whose numbers are given), word (tell the others the verdict).
         """
-        if self.trial:
-            self.result['script'] = self.trial.result()
-        self.say(over=True)
-        for line in sys.stdin:
-            order = json.loads(line)
-            self.obey(self.store, order)
-            self.say(answer=order['turn'])
-
-    def obey(self, store: 'Optional[meet.Store]', order: dict) -> None:
-        """Obey one order; fills in the result."""
         end = time.monotonic() + float(order.get('seconds', 0))
         try:
-            if not store:
-                raise meet.NotMet("the store was not opened")
-            if 'put' in order:
-                store.put('report-%d' % self.number, order['put'])
-                self.result['word'] = str(store.get('word', end))[:10]
-                store.count('heard', 1)
+            if 'report' in order:
+                self.store.put('report-%d' % self.number, order['report'])
+                word = str(self.store.get('word', end))[:10]
+                self.store.count('heard', 1)
+                self.say(word=word)
             elif 'reports' in order:
-                self.result['reports'] = store.reports(order['reports'], end)
-            elif 'word' in order:
-                store.word(order['word'], len(self.nodes))
+                self.say(reports=self.store.reports(order['reports'], end))
+            else:
+                self.store.word(order['word'], len(self.nodes))
+                self.say(heard=True)
         except (meet.NotMet, ValueError) as err:
-            self.result['lost'] = str(err)
+            self.say(lost=str(err))
 
 
 # Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.
@@ -199,7 +192,7 @@ def taken() -> dict:
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
     return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
-            'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
+            's': int(sizes.get('VmStk', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
 def first_lines(err: BaseException) -> str:
@@ -211,8 +204,8 @@ def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
     """Files involved in an error that come from a directory in a variable, for a message."""
     files, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), []
     files += [frame.filename for frame in traceback.extract_tb(err.__traceback__)]
-    for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or ''] + libraries()):
-        for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD'):
+    for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or '']):
+        for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH'):
             if any(place and (path + '/').startswith(place.rstrip('/') + '/')
                    for place in environ.get(variable, '').split(':')):
                 found.append('%s is from %s' % (path, variable))
@@ -221,47 +214,40 @@ def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
 
 def load(names: list, result: dict) -> None:
     """Load the first plugin that can be loaded, as NCCL does; fills in `result`."""
-    beside = {os.path.dirname(path) for path in result['maps'] if re.search(r'/lib[nr]ccl\.so', path)}
     result['plugin_missing'] = True
     for name in names:
-        # libnccl may have a search path of its own, which does not apply to this process
-        for place in [''] + sorted(beside if '/' not in name else ()):
-            try:
-                ctypes.CDLL(os.path.join(place, name))
+        try:
+            ctypes.CDLL(name)
+            result['plugin_missing'] = False
+            result.pop('plugin_error', None)
+            return
+        except OSError as err:
+            if not re.match(r'%s: .*No such file' % re.escape(name), str(err)):
                 result['plugin_missing'] = False
-                result.pop('plugin_error', None)
-                return
-            except OSError as err:
-                if not re.match(r'%s: .*No such file' % re.escape(os.path.join(place, name)), str(err)):
-                    result['plugin_missing'] = False
-                    result.setdefault('plugin_error', str(err))
+                result.setdefault('plugin_error', str(err))
 
 
 def main(plugins: list) -> None:
     """Run the program; never returns, since exit handlers may hang."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
-    probe = Probe(messages.as_child())
-    result = probe.result
+    probe, trial = Probe(messages.as_child()), None  # type: Any, Any
     try:
         torch, order = probe.load(plugins), json.loads(sys.stdin.readline())
-        probe.trial = imports.Trial(order['program'])   # in a fork, meanwhile
-        if order['ranks'] > 1:
-            result['phase'] = 'collective'
-            wrong = network.between_two_ranks(torch, min(order['seconds'], network.STEP))
-            if wrong:
-                result.update(error="an all_reduce of gloo among the ranks of a node failed: %s" % wrong, told={})
-            else:
-                result['phase'] = 'import'
-        if order['meet'] and probe.come(order, 'error' not in result):
+        trial = imports.Trial(order['program'])   # in a fork, meanwhile
+        if probe.come(order['seconds']):
             probe.collective(torch, order['seconds'])
     except BaseException as err:    # every error is a finding
+        result = probe.result
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:
             result['error'] = '%s failed: %s%s' % (
                 'import torch' if result['phase'] == 'import' else 'an all_reduce', first_lines(err),
                 brought(err, os.environ) if result['phase'] == 'import' else '')
-    probe.result['maps'] = mapped_libraries()
-    probe.serve()
+    if trial:
+        probe.result['script'] = trial.result()
+    probe.say(over=True, maps=mapped_libraries())
+    for line in sys.stdin:
+        probe.obey(json.loads(line))
     os._exit(0)

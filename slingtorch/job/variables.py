@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
 import difflib
-import functools
+import glob
 import os
 import re
 
 from . import elf
-from .kinds import Callable, Iterable, Machine, Optional, Report
+from .kinds import Machine, Optional, Report
 from .machine import library_kind
 
-# prefixes of PyTorch's own variables
-TORCH = ('TORCH_', 'GLOO_')
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 
 
@@ -24,15 +22,13 @@ class Family:
     def __init__(self, prefix: str, section: dict) -> None:
         self.prefix, self.source, self.newest = prefix, section['source'], section['newest']
         self.libraries, self.other, self.open = (section.get(key, '').split() for key in ('library', 'other', 'open'))
-        self.known, self.warn, self.misspelt = {}, {}, {}    # type: dict, dict, dict
+        self.known, self.warn = {}, {}    # type: dict, dict
         for names, value in section.items():
             kind = (section['bool'] if value == 'bool' else value).split()
             if names.startswith(prefix):
                 self.known.update(dict.fromkeys(names.split(), kind))
             elif names.startswith('warn '):
                 self.warn[tuple(names.split()[1:])] = value
-            elif names.startswith('misspelt '):
-                self.misspelt[names.split()[1]] = value
 
 
 def read_table() -> list:
@@ -85,67 +81,21 @@ def wrong_value(kind: list, value: str) -> str:
     return ''
 
 
-class LibraryProbe:
+def strings(family: Family, mapped: list, plugins: list) -> tuple:
     """
-    Whether libraries read a variable: those that the process maps (paths), or plugins that NCCL loads.
+    (names of the family in the strings of the libraries that read it, the path of one); (set(), None) if none shows
+    them. Only NCCL, RCCL and their plugins keep their names whole.
 
-    :param fi_info: returns the output of `fi_info -e`, None if it does not run
+    :param mapped: libraries that the process with PyTorch maps
+    :param plugins: network plugins
     """
-
-    # libfabric builds names from those of provider and parameter: (prefix, a parameter that shows whether to search)
-    FABRIC = (('FI_CXI_', 'rdzv_threshold'), ('FI_', 'mr_cache_max_size'))
-
-    def __init__(self, paths: list, plugins: 'Iterable[str]' = (),
-                 fi_info: 'Callable[[], Optional[str]]' = lambda: None) -> None:
-        self.paths, self.plugins, self.fi_info = paths, list(plugins), functools.lru_cache()(fi_info)
-
-    @functools.lru_cache(None)
-    def libraries(self, family: Family) -> list:
-        """The libraries of this family that can be read."""
-        wanted = {library_kind(name + '.so') or name for name in family.libraries}
-        return list(elf.readable(
-            path for path in self.paths
-            if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted))
-
-    @functools.lru_cache(None)
-    def names(self, family: Family) -> set:
-        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
-        found = set()   # type: set
-        for library in self.libraries(family) * (family.prefix != 'FI_'):
-            found |= library.names(family.prefix)
-            for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_') * (family.prefix == 'MPICH_'):
-                found |= {family.prefix + name[len(prefix):] for name in library.names(prefix)}
-        for library in elf.readable(self.plugins if 'NCCL_' in family.prefix else ()):
-            found |= library.names(family.prefix)
-        return found
-
-    def reads(self, name: str, family: Family) -> tuple:
-        """(whether a library reads the variable, that library); (None, None) if unknown."""
-        library, names = next(iter(self.libraries(family)), None), self.names(family)
-        if family.prefix == 'FI_':
-            return self.fabric_reads(name, name in family.known, library)
-        # PyTorch's Python files and other packages read such names, too
-        if name in names or family.prefix in TORCH and name in family.known:
-            return True, None
-        # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names in full
-        # (maint/extractcvars); how Cray MPICH stores its own has not been seen
-        if not library or not names & set(family.known) or family.prefix in TORCH + ('HSA_',) or \
-                family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
-            return None, None
-        return False, library.path
-
-    def fabric_reads(self, name: str, known: bool, library: 'Optional[elf.Library]') -> tuple:
-        """reads() for libfabric; `known`: whether the table has the name."""
-        if not known and re.search(r'\b%s\b' % re.escape(name), self.fi_info() or ''):
-            return True, None
-        prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
-        if not library or not library.has_string(mark):
-            return None, None
-        # some variables are read by their full names (prov/cxi/src/cxip_curl.c). Many constants end in 'size': an
-        # unknown name must be a whole one.
-        found = any(library.has_string(text, not known) for text in (name, name[len(prefix):].lower()))
-        # a known name that is not in the core may be in a provider's own file
-        return (found, library.path) if found or prefix == 'FI_CXI_' or not known else (None, None)
+    if 'CCL_' not in family.prefix:
+        return set(), None
+    plugin = list(elf.readable(plugins))
+    found = plugin if family.prefix.startswith('OFI') else list(elf.readable(
+        path for path in mapped if library_kind(path) in family.libraries))
+    names = set().union(*(library.names(family.prefix) for library in found + plugin))
+    return (names, found[0].path) if found and names & set(family.known) else (names, None)
 
 
 def one_edit(name: str, other: str) -> bool:
@@ -170,8 +120,9 @@ def wrong_text(name: str, value: str, family: Family) -> str:
     return wrong
 
 
-def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool) -> None:
-    """Check the variables of the ranks, which are facts of the report: 'env NAME'.
+def check(report: 'Report', families: list, mapped: list, plugins: list, with_gpu: bool) -> None:
+    """
+    Check the variables of the ranks, which are facts of the report: 'env NAME'. For the libraries see strings().
 
     A finding is red if a library's strings show it, and yellow if only this table does: a newer library may differ.
     """
@@ -180,26 +131,24 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         family = family_of(name, families) if fact.startswith('env ') else None
         if not family or name in family.other or not report.ranks:
             continue
-        reads, library = asked.reads(name, family)
+        read, library = strings(family, mapped, plugins)
         if name not in family.known:
-            if reads or any(map(name.startswith, family.open)):
+            if name in read or any(map(name.startswith, family.open)):
                 continue
-            names = asked.names(family).union(family.known) - {name}
-            near = sorted((other for other in sorted(names) if one_edit(name, other)),
-                          key=lambda other: asked.reads(other, family)[0] is False)
-            meant = next(iter(near), family.misspelt.get(name))
+            names = sorted(read.union(family.known))
+            near = sorted((other for other in names if one_edit(name, other)), key=lambda other: other not in read)
             # the table has few names: without a library to check, another name may well be right
-            if reads is None and not meant:
+            if not near and not library:
                 continue
-            meant = meant or next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.84)), None)
+            meant = next(iter(near or difflib.get_close_matches(name, names, 1, 0.84)), None)
             text = "%s is not a variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
             if meant:
                 text += ". Perhaps it should be %s" % meant
-            report.add('red' if near and reads is False else 'yellow', 'variable', text,
+            report.add('red' if near and library else 'yellow', 'variable', text,
                        "unset it in the job script, or write %s" % meant if meant else
                        "check the name, and unset it if it is wrong", ranks)
             continue
-        if reads is False:
+        if library and name not in read:
             report.add('yellow', 'variable', "%s is set, but %s does not read it" % (name, library),
                        "it has no effect in this release: unset it, or use a library that reads it", ranks)
         for value, mask in values.items():
@@ -217,9 +166,9 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
 
 
-def check_torch(report: 'Report', machine: 'Machine', libraries: list) -> None:
-    """Check the numbers of threads, and the words for PyTorch's allocator, which must be in one of these libraries."""
-    cores = len(machine.cpus()[1])
+def check_torch(report: 'Report', machine: 'Machine') -> None:
+    """Check the numbers of threads, and the words for PyTorch's allocator, which must be in one of its libraries."""
+    cores, place = len(machine.cpus()[1]), glob.escape(report.value('torch is in', ''))
     for fact, values in sorted(report.facts.items()):
         name = fact[4:]
         for value, ranks in values.items() if fact.startswith('env ') else ():
@@ -229,9 +178,9 @@ def check_torch(report: 'Report', machine: 'Machine', libraries: list) -> None:
             elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
                 report.add('yellow', 'value', "%s=%s, but the node has only %d cores" % (name, value, cores),
                            "use the number of cores that a rank has", ranks)
-            for part in re.sub(r'\[[^]]*\]', '', value).split(',') if name.startswith('PYTORCH') else ():
-                key = part.partition(':')[0].strip()
-                found = list(elf.readable(libraries)) if re.match('[a-z0-9_]+$', key) else []
-                if found and not any(library.has_string(key) for library in found):
+            words = re.sub(r'\[[^]]*\]', '', value) if name.startswith('PYTORCH') else ''
+            for key in re.findall(r'(?:^|,)\s*([a-z0-9_]+)', words):
+                found = list(elf.readable(glob.glob(os.path.join(place, 'lib/lib[ct][1o]*.so'))))
+                if found and not any(library.match(re.compile(key.encode() + b'\0')) for library in found):
                     report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
                                "correct it in the job script: an unknown word ends programs that use a GPU", ranks)

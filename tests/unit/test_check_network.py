@@ -186,7 +186,7 @@ zeros = lambda count, device: Tensor()
     (tmp_path / 'torch/distributed.py').write_text(f'''
 import time
 class TCPStore:
-    kept = {{'nodes': 1, 'come-1': b'{{"node": "n", "rank": 1, "ranks": 1, "ready": true}}'}}
+    kept = {{'nodes': 1, 'come-1': b'{{"node": "n", "rank": 1, "ranks": 1}}'}}
     def __init__(self, *words):
         pass
     def set_timeout(self, limit):
@@ -208,13 +208,13 @@ def all_reduce(tensor):
 ''')
     env = {'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), 'MASTER_ADDR': 'localhost', 'MASTER_PORT': '1',
            'RANK': '0', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'}
-    one = check.Probe(env, [], {'ranks': 1, 'seconds': 60, 'program': [], 'meet': True})
+    one = check.Probe(env, [], {'seconds': 60, 'program': []})
     result = one.result(time.monotonic() + 60)
     said = 'the all_reduce of one float failed: ' + ('RuntimeError: wrong values came: an all_reduce of ones over 2 '
                                                      'ranks gave values from 1 to 1' if right else
                                                      'AssertionError: no network')
     assert result['error'] == said and one.process.poll() is None
-    assert one.ask(5, reports=[1])['reports'] == {}
+    assert one.ask('reports', 5, reports=[1]) == {}
     one.end()
     assert one.process.poll() is not None
 
@@ -266,7 +266,7 @@ def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
     rank.report.add(level, 'rendezvous', 'packets get lost')
     asked = []
-    check.deliver(rank, types.SimpleNamespace(ask=lambda seconds, **_: asked.append(seconds) or {'word': '1'}), {'met': True})
+    check.deliver(rank, types.SimpleNamespace(ask=lambda key, seconds, **_: asked.append(seconds) or '1'), {'met': True})
     assert asked == [rank.seconds if level == 'red' else rank.limit] and rank.limit > rank.seconds
 
 
@@ -281,12 +281,12 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
-    ('d', 100 << 20, 'red'), ('v', 5 << 30, 'yellow'), ('d', 3 << 29, 'yellow'), ('s', 8 << 20, None),
+    ('v', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
@@ -346,7 +346,7 @@ def tree(directory, files):
 
 
 @pytest.mark.parametrize('most, says', [('6', 'a control group of this rank has 5 of at most 6 processes and threads'),
-                                        ('9000', 'no limit is near: a filter')])
+                                        ('9000', 'see ulimit -u, or a filter')])
 def test_how_many_processes_there_may_be(tmp_path, most, says, capsys):
     root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
                            'sys/fs/cgroup/job/task/pids.current': '5\n', 'sys/fs/cgroup/job/pids.max': 'max\n'})
@@ -654,20 +654,6 @@ def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monke
     assert list(report.facts['working directory']) == ['one that has been removed'] and not report.having('red', 'disk')
 
 
-@pytest.mark.parametrize('most, says', [(70, True), (1000, False)])
-def test_how_many_processes_a_user_may_have(tmp_path, monkeypatch, most, says):
-    root = tree(tmp_path, {**{f'proc/{pid}/status': 'Name:\tx\nUid:\t77\t77\n' for pid in (1, 2)},
-                           'proc/3/status': 'Uid:\t0\n', **{f'proc/1/task/{number}/x': '' for number in range(8)}})
-    monkeypatch.setattr(limits.resource, 'getrlimit', lambda number: (
-        most if number == limits.resource.RLIMIT_NPROC else limits.resource.RLIM_INFINITY,) * 2)
-    monkeypatch.setattr(os, 'geteuid', lambda: 77)
-    monkeypatch.setattr(os, 'getuid', lambda: 77)
-    report = findings.Report(0)
-    limits.look(Machine({}, root), report, {'local_rank': 0})
-    assert [text.startswith('ulimit -u: this user has 8 of at most 70 processes and threads')
-            for text in of_level(report, 'yellow', 'limit')] == [True] * says
-
-
 def test_directories_are_compared_by_names_and_sizes(tmp_path):
     found = []
     for texts in ({'a': '1'}, {'a': '1', 'slurm-7.out': 'x', '.hidden': ''}, {'a': '12'}, {'b': '1'}):
@@ -971,16 +957,6 @@ def test_packages_are_compared_by_what_was_loaded(tmp_path):
         (place / '__init__.py').write_text(text)
         found.append(trial(tmp_path / 'work/train.py', PYTHONPATH=place.parent)['modules'])
     assert found[0] == found[1] != found[2] and found[0]['pytest'] == pytest.__version__
-
-
-@pytest.mark.parametrize('env, says', [
-    ({'PYTHONWARNINGS': 'error::UserWarning'}, 'ends the program'), ({'PYTHONWARNINGS': 'ignore'}, None),
-    ({'PYTHONINSPECT': '1'}, 'waits for commands'), ({'CUDA_LAUNCH_BLOCKING': '0'}, None),
-])
-def test_variables_that_change_what_a_program_does(env, says):
-    report = findings.Report(0)
-    look.look_at_user(Machine(env), report)
-    assert [says in said for said in of_level(report, 'yellow', 'value')] == [True] * bool(says)
 
 
 CHILD = "import os, time\nif not os.fork():\n    time.sleep(999)\n"

@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -32,20 +34,18 @@ def report(rank):
 @pytest.fixture
 def first(tmp_path):
     """The first rank of a node of four, which waits for two seconds at most."""
-    local = gather.LocalRanks(environment(tmp_path), 4, {})
-    yield local
-    local.files.remove()
+    yield gather.LocalRanks(environment(tmp_path))
 
 
 def other(directory, thing, rank=1, ends=False):
     """A rank has written this; a process of its own that ends, or this one."""
-    if not ends:
-        files = gather.Files(environment(directory, rank))
-        files.write('rank-%d' % rank, thing)
-        return files
-    pid = os.fork()
+    pid = os.fork() if ends else 0
     if not pid:
-        gather.Files(environment(directory, rank)).write('rank-%d' % rank, thing)
+        files = gather.Files(environment(directory, rank))
+        files.wait_for_first(time.monotonic() + 60)
+        files.write('rank-%d' % rank, thing)
+        if not ends:
+            return files
         os._exit(0)
     os.waitpid(pid, 0)
 
@@ -57,9 +57,20 @@ def test_ranks_are_read_and_their_files_taken_away(first, tmp_path):
     kept = [other(tmp_path, {'report': report(rank), 'details': DETAILS}, rank) for rank in (1, 2, 3)]
     first.wait(time.monotonic() + 60, time.monotonic() + 60)
     assert sorted(first.reports) == [1, 2, 3] and not first.ended
-    for rank, files in zip((1, 2, 3), kept):
-        files.remove('rank-%d' % rank)
+    for descriptor in sum((files.kept for files in kept), []):
+        os.close(descriptor)
+    begin = time.monotonic()
     first.tell('0')
+    assert not list(tmp_path.iterdir()) and time.monotonic() - begin < 1.5
+
+
+def test_the_verdict_is_kept_until_all_have_read_it(first, tmp_path):
+    files = other(tmp_path, {'pid': 1})
+    thread = threading.Thread(target=first.tell, args=('1',))
+    thread.start()
+    assert files.wait_for_word(time.monotonic() + 60) == '1'
+    os.close(files.kept.pop())
+    thread.join()
     assert not list(tmp_path.iterdir())
 
 
@@ -73,13 +84,13 @@ def test_a_rank_that_has_ended_is_not_waited_for(first, tmp_path):
 def test_a_rank_that_never_writes_is_waited_for_until_the_end(first):
     begin = time.monotonic()
     first.wait(begin, begin + 600)
-    assert time.monotonic() - begin < 60 and not first.late
+    assert time.monotonic() - begin < 60 and not first.came
 
 
 @pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2), b'[7]',
                                   b'{"pid": 1e999}', b'{"pid": %s}' % (b'9' * 5000)])
 def test_a_file_that_is_no_message_is_no_traceback(first, data):
-    with open(os.path.join(first.files.places[0], 'rank-1'), 'wb') as stream:
+    with open(os.path.join(first.place, 'rank-1'), 'wb') as stream:
         stream.write(data)
     first.look()
     assert not first.ended and not first.reports
@@ -88,9 +99,9 @@ def test_a_file_that_is_no_message_is_no_traceback(first, data):
 def test_names_that_are_no_ranks_and_links_are_left_alone(first, tmp_path):
     (tmp_path / 'secret').write_text('{"pid": 1}')
     for name in ('rank-1', 'rank-x', 'rank-99', 'rank-0001234567890'):
-        os.symlink(tmp_path / 'secret', os.path.join(first.files.places[0], name))
+        os.symlink(tmp_path / 'secret', os.path.join(first.place, name))
     first.look()
-    assert not (first.late or first.ended)
+    assert not (first.came or first.ended)
 
 
 @pytest.mark.parametrize('full', ['a file in the way', 'no room'])
@@ -101,24 +112,24 @@ def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
     else:
         directory.mkdir()
         (directory / os.path.basename(gather.places(environment(directory))[0])).symlink_to('/nowhere')
-    local = gather.LocalRanks(environment(directory), 4, {})
+    local = gather.LocalRanks(environment(directory))
     try:
         files = other(directory, {'report': report(1), 'details': DETAILS})
         local.look()
-        assert list(local.reports) == [1] and files.places[1].startswith('/dev/shm/')
+        assert list(local.reports) == [1] and files.place == local.place and local.place.startswith('/dev/shm/')
     finally:
-        local.files.remove()
+        shutil.rmtree(local.place)
 
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
     with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
-        gather.Files({}).write('rank-1', {})
+        gather.LocalRanks(environment(tmp_path))
 
 
-def test_a_file_that_is_cut_off_by_a_full_disk_is_not_left(tmp_path):
+def test_a_file_that_is_cut_off_by_a_full_disk_is_not_taken_for_a_whole_one(first, tmp_path):
     files = gather.Files(environment(tmp_path))
-    files.places[1] = '/proc/nowhere'
+    files.wait_for_first(time.monotonic() + 60)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
@@ -126,7 +137,8 @@ def test_a_file_that_is_cut_off_by_a_full_disk_is_not_left(tmp_path):
             files.write('rank-1', {'text': 'x' * 100})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not os.listdir(files.places[0])
+    first.look()
+    assert not first.came
 
 
 def test_a_directory_of_others_is_not_used(tmp_path):
@@ -141,37 +153,46 @@ def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tm
     found = {gather.places(environment(tmp_path, **more))[0] for more in (
         {}, {'SLURM_JOB_ID': '8'}, {'SLURM_STEP_ID': '1'}, {'SLURMD_NODENAME': 'n2'})}
     assert len(found) == 4
-    locals_ = [gather.LocalRanks(environment(tmp_path, SLURM_JOB_ID=job), 4, {}) for job in '78']
+    locals_ = [gather.LocalRanks(environment(tmp_path, SLURM_JOB_ID=job)) for job in '78']
     other(tmp_path, {'pid': 1}, ends=True)
     for local in locals_:
         local.look()
     assert [bool(local.ended) for local in locals_] == [True, False]
-    for local in locals_:
-        local.files.remove()
 
 
 def test_a_second_first_rank_is_refused(first, tmp_path):
     with pytest.raises(gather.PeerLost, match='also local rank 0 of this node: unset LOCAL_RANK'):
-        gather.LocalRanks(environment(tmp_path), 4, {})
+        gather.LocalRanks(environment(tmp_path))
+
+
+def killed_first(directory):
+    """A first rank that has ended, and left its file behind."""
+    pid = os.fork()
+    if not pid:
+        gather.LocalRanks(environment(directory))
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def test_files_of_a_start_that_was_killed_are_not_taken_for_those_of_this_one(tmp_path):
-    other(tmp_path, {'report': report(1), 'details': DETAILS}, ends=True)
-    other(tmp_path, '0', rank=3, ends=True)
-    local = gather.LocalRanks(environment(tmp_path), 4, {})
+    killed_first(tmp_path)
+    files = gather.Files(environment(tmp_path, 1))
+    with pytest.raises(gather.PeerLost, match='the first rank of this node has written nothing'):
+        files.wait_for_first(time.monotonic() + 0.1)
+    files.place = files.places[0]
+    files.write('rank-1', {'report': report(1), 'details': DETAILS})
+    files.write('rank-3', '0')
+    local = gather.LocalRanks(environment(tmp_path))
     local.look()
-    assert not local.reports and not local.late
-    local.files.remove()
+    assert not local.reports and not local.came
 
 
 def test_a_first_rank_that_is_gone_is_not_waited_for(tmp_path):
-    pid = os.fork()
-    if not pid:
-        gather.Files(environment(tmp_path)).write(gather.FIRST, {'X': 1})
-        os._exit(0)
-    os.waitpid(pid, 0)
+    killed_first(tmp_path)
+    files = gather.Files(environment(tmp_path, 1))
+    files.place = files.places[0]
     with pytest.raises(gather.PeerLost, match='the first rank of this node has ended'):
-        gather.Files(environment(tmp_path, 1)).wait(gather.WORD, time.monotonic() + 600)
+        files.wait_for_word(time.monotonic() + 600)
 
 
 # --- between nodes
@@ -207,7 +228,7 @@ def store(**kept):
     return one
 
 
-COMES = {'node': 'n2', 'rank': 4, 'ranks': 4, 'ready': True}
+COMES = {'node': 'n2', 'rank': 4, 'ranks': 4}
 RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1)]
 
 
@@ -226,7 +247,7 @@ def test_who_comes_is_counted_by_its_ranks():
 
 
 @pytest.mark.parametrize('said', RUBBISH + [messages.dump({**COMES, **more}) for more in (
-    {'rank': '4'}, {'rank': 8}, {'rank': -1}, {'rank': 0}, {'ranks': 0}, {'ranks': 5}, {'ready': 'yes'}, {'node': None},
+    {'rank': '4'}, {'rank': 8}, {'rank': -1}, {'rank': 0}, {'ranks': 0}, {'ranks': 5}, {'node': None},
     {'rank': True})])
 def test_what_comes_in_another_form_is_no_node(said):
     assert store(nodes=1, come_1=said).others(4, 8, time.monotonic() + 0.1) == {1: None}
