@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from . import gather, limits, look, meet, messages, nccl, network, node, records
+from . import gather, limits, look, meet, messages, network, node, records
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text, some
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
@@ -57,9 +57,9 @@ CLOCK_SECONDS = 1
 class Probe(messages.Child):
     """The process that runs probe.py; `order` is its first line."""
 
-    def __init__(self, environ: dict, plugin: list, order: dict) -> None:
+    def __init__(self, environ: dict, order: dict) -> None:
         self.begin = time.monotonic()
-        super().__init__(environ, 'probe', *plugin)
+        super().__init__(environ, 'probe')
         self.tell(order)
 
     @property
@@ -160,18 +160,6 @@ def check_answers(rank: 'Rank') -> None:
                    environ['MASTER_PORT']), missing)
 
 
-def certainty(finding: 'Any') -> int:
-    """How much an error of the network tells of its cause: 0 most, 4 least."""
-    if network.SLOW in finding.text:
-        return 0    # some nodes gave up, and others report that these are gone
-    if finding.remedy not in ('', LATE, *node.LOOK_THERE):
-        return 1
-    if not re.search(network.SECONDARY, finding.text):
-        return 2
-    # the node at the other end has no error of its own
-    return 3 if 'Connection refused' in finding.text else 4
-
-
 def one_cause(report: Report) -> None:
     """A broken network causes different errors on the nodes: keep one, which names the cause or tells most."""
     found = report.having('red', 'rendezvous') + report.having('red', 'collective')
@@ -179,30 +167,21 @@ def one_cause(report: Report) -> None:
         for finding in [one for one in found if 'Unable to find address for' in one.text]:  # gloo's device.cc
             report.findings.pop(finding)
             found.remove(finding)
-    slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
-    if slow:
-        found = [finding for finding in found if '8 MB' in finding.text or finding.remedy == LATE] + slow
     if not found:
         return
-    least = min(map(certainty, found))
-    best = [finding for finding in found if certainty(finding) == least][:None if least < 3 else 1]
-    rest = 0
-    for finding in set(found) - set(best):
-        rest |= report.findings.pop(finding)
-    named = []
-    for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
-        nodes = report.nodes(mask)
+    said, level, text, remedy = network.cause([finding.text for finding in found])
+    best = next(finding for finding in found if finding.text == said)
+    named, mask = [], 0     # type: list, int
+    for finding in found:
+        mask |= report.findings.pop(finding)
+    for address, own in sorted(report.facts.get('address of gloo', {}).items()):
+        nodes = report.nodes(own)
         named.append('%s on %s' % (address or 'none', some(nodes, 3)))
         if address and len(nodes) > 1 and len(report.facts.get('machine', {})) > 1:
             report.add('red', 'rendezvous', "%s give the other nodes the same address, %s" % (
                 ' and '.join(nodes[:8]), address), "ask the centre to check /etc/hosts and the interfaces")
-    for finding in best:
-        mask, text, remedy = report.findings.pop(finding), finding.text, finding.remedy
-        if least == 3:
-            text, remedy = network.REFUSED, network.OPEN_PORTS
-        if named:
-            text += " [addresses of gloo: %s]" % '; '.join(named[:6])
-        report.add(finding.level, finding.name, text, remedy, mask | rest * (len(best) == 1))
+    text = (text or said) + ' [addresses of gloo: %s]' % '; '.join(named[:6]) * bool(named)
+    report.add(level or best.level, best.name, text, remedy or best.remedy, mask)
 
 
 def check_job(rank: 'Rank') -> None:
@@ -314,7 +293,7 @@ def other_rank(rank: Rank) -> str:
 def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     """The first rank of a node: sends the node's report to rank 0's node, and tells the node's ranks the verdict."""
     local, word = gather.LocalRanks(rank.environ), gather.LOST
-    probe = rank.torch and rank.start(rank.environ, nccl.plugin_names(rank.machine), {
+    probe = rank.torch and rank.start(rank.environ, {
         'seconds': rank.seconds, 'program': rank.words})    # type: Any
     try:
         details = rank.look()
@@ -428,7 +407,7 @@ def collect(rank: Rank, probe: 'Any') -> None:
     report, there = rank.report, rank.nodes
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
     if there:
-        seconds = min(rank.seconds, network.ASIDE * network.slowness(rank.seconds, len(there)) + 3 *
+        seconds = min(rank.seconds, network.STEP * network.slowness(rank.seconds, len(there)) + 3 *
                       probe.found['seconds'].get('import', 0)) + SLACK
         try:
             texts = probe.ask('reports', seconds, reports=[int(number) for number, said in there.items() if said])

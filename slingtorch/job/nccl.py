@@ -71,8 +71,13 @@ def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
 
 
 def heard(log: 'Any') -> dict:
-    """The 'network' and libfabric's 'provider' in NCCL's log; None for what it does not name."""
+    """
+    The 'network', libfabric's 'provider' and what is wrong with the 'plugin' in NCCL's log; None for what it does not
+    name.
+    """
     log.seek(0)
     text = log.read().decode(errors='replace')
     return {name: (re.findall('(?m)' + pattern, text) or [None])[-1] for name, pattern in (
-        ('network', r'Using network (.+?)\s*$'), ('provider', r'Selected [Pp]rovider is ([^,\s]+)'))}
+        ('network', r'Using network (.+?)\s*$'), ('provider', r'Selected [Pp]rovider is ([^,\s]+)'),
+        ('plugin', r'NET/Plugin ?: (Could not find: .+|.*No plugin found.*|Plugin load .*returned.+|'
+                   r'Failed to find ncclNetPlugin symbol.*)'))}

@@ -18,22 +18,46 @@ from .machine import Machine
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
-# seconds for each step, and for a process that has nothing under way itself and waits for another
-STEP, ASIDE = 5, 9
-# and how often connections are looked at
-LOOK = 0.25
+# seconds for each step, and how often it is looked at
+STEP, LOOK = 9, 0.25
 # states of TCP (Linux net/tcp_states.h)
 CONNECTING, LISTENING = 2, 10
 # ip_local_port_range as Linux has it (ip(7))
 LINUX_PORTS = '32768 60999'
-# in the text about a slow network, which is yellow
-SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
-REFUSED = ("the nodes reach rank 0's node at MASTER_PORT, but something between them, such as a firewall, refuses "
-           "connections to other ports")
 OPEN_PORTS = "have the centre open all ports between the nodes of a job: a training may use any of them"
-# errors on the other nodes after one has given up
-SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end'
+# What state() adds to an error
+LOOPBACK, LINK_LOCAL, SILENT, UNHEARD, RESENDS, BEFORE = (
+    'gloo listens at', 'no answer to a link-local address', 'no answer to a connection', 'nobody acknowledges data',
+    'segments were sent again', 'also in smaller messages')
+# Why all_reduces fail or do not end: (pattern of an error with its state(), level, text, remedy). A broken network causes
+# different errors on the nodes: the first entry that fits one of them is the cause.
+CAUSES = (
+    ('unsupported gloo device', 'red', "GLOO_DEVICE_TRANSPORT names a transport that this PyTorch's gloo does not have",
+     "unset it in the job script, or set it to TCP"),
+    (r'(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other nodes as its "
+     "address: it is that of the interface GLOO_SOCKET_IFNAME or, without this variable, of the node's own name in "
+     "/etc/hosts, or this name has no address", NAME_IT),
+    (LINK_LOCAL, 'red', "the interface of GLOO_SOCKET_IFNAME has only a link-local address (fe80:...), and other nodes "
+     "do not answer there", NAME_IT),
+    (SILENT, 'red', "the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: "
+     "something between them, such as a firewall, drops packets", OPEN_PORTS),
+    ('8 MB did not end', 'yellow', r"the network between the nodes is slow, less than 2 MB/s, or loses packets: the "
+     "all_reduce of 8 MB did not end, but that of 64 kB did",
+     "run vet, which measures the nodes and finds a slow one: docs/check.md"),
+    # the kernel gives ETIMEDOUT if nobody acknowledges what it resends
+    ('64 kB (?!.*%s).*(%s|Connection timed out)' % (BEFORE, UNHEARD), 'red', "small messages pass, but the all_reduce "
+     "of 64 kB does not: full-size packets are lost on the way, for example because a switch or an interface between the "
+     "nodes has a smaller MTU than the nodes",
+     "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)"),
+    ('(.*%s.*)' % RESENDS, 'red', r"packets get lost between the nodes: \1",
+     "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md"),
+    # any other error but those that nodes report after another one has given up
+    (r'^(?!.*(closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end)).*', '', '', ''),
+    # the node at the other end has no error of its own
+    ('Connection refused', 'red', "the nodes reach rank 0's node at MASTER_PORT, but something between them, such as a "
+     "firewall, refuses connections to other ports", OPEN_PORTS),
+    ('', '', '', ''))
 # round-trip seconds above which nodes are farther apart than in one cluster
 FAR = 0.005
 # from this share of resent segments, and this number, check reports that the network loses packets
@@ -111,22 +135,28 @@ def is_loopback(host: str) -> bool:
     return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
 
 
-def state(sockets: list, before: int = 0) -> dict:
+def state(sockets: list, before: int) -> str:
     """
-    A summary of connections(), for JSON.
+    What connections() tell of an error, to add to its text, for CAUSES.
 
     :param before: segments that were resent in steps that ended well
     """
-    connecting = [entry for entry in sockets if entry['state'] == CONNECTING]
-    underway = [entry for entry in sockets if entry['state'] != CONNECTING and entry['underway']]
-    return {
-        'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
-        'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0),
-        'before': before, 'underway': bool(underway), 'again': max((entry['again'] for entry in underway), default=0),
-        'silent': bool(connecting), 'link': any(entry['here'].startswith('fe80:') for entry in connecting),
-        'loopback': sorted({entry['here'] for entry in sockets
-                            if entry['state'] == LISTENING and is_loopback(entry['here'])}),
-    }
+    again = max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']), default=0)
+    resent = sum(entry['resent'] for entry in sockets)
+    said = {'%s %s' % (LOOPBACK, entry['here']) for entry in sockets
+            if entry['state'] == LISTENING and is_loopback(entry['here'])}
+    said |= {LINK_LOCAL if entry['here'].startswith('fe80:') else SILENT for entry in sockets
+             if entry['state'] == CONNECTING}
+    for true, text in ((again, UNHEARD), (before >= RESENT // 2, BEFORE),
+                       (resent >= RESENT or again >= RESENT - 1, '%d %s' % (resent, RESENDS))):
+        said |= {text} if true else set()
+    return ' [%s]' % ', '.join(sorted(said)) if said else ''
+
+
+def totals(sockets: list) -> dict:
+    """Segments that connections() have sent and resent, and the longest of their shortest round trips."""
+    return {'sent': sum(entry['sent'] for entry in sockets), 'resent': sum(entry['resent'] for entry in sockets),
+            'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0)}
 
 
 def segments() -> tuple:
@@ -142,38 +172,22 @@ def slowness(seconds: float, nodes: int) -> float:
 
 
 class Watch:
-    """
-    Whether a step takes too long.
-
-    :ivar told: state() when something was last under way, or at the end
-    :param factor: multiplies all limits
-    """
+    """Whether a step takes too long. :param factor: multiplies its limit"""
 
     def __init__(self, factor: float = 1) -> None:
-        self.factor, self.name, self.before, self.told, self.since = factor, '', 0, state([]), time.monotonic()
+        self.limit, self.name, self.before, self.since = STEP * factor, '', 0, time.monotonic()
 
     def enter(self, name: str) -> None:
         """Begin a step."""
         self.since, self.name, self.before = time.monotonic(), name, sum(one['resent'] for one in connections())
 
     def over(self, thread: threading.Thread) -> str:
-        """Look at the connections until the thread ends; why it is given up, '' if it has ended."""
-        while True:
+        """Wait until the thread ends; the step that is given up, '' if it has ended."""
+        while thread.is_alive():
             thread.join(LOOK)
-            if not thread.is_alive():
-                return ''
-            text = self.look(time.monotonic() - self.since, state(connections(), self.before))
-            if text and thread.is_alive():
-                return text
-
-    def look(self, seconds: float, now: dict) -> str:
-        """Why the step is given up after these seconds, from the state() now; '' if it goes on."""
-        # a process that waits for a late one on another node has nothing under way itself
-        waits = not (now['underway'] or now['silent'] or now['loopback'])
-        over = seconds > (ASIDE if waits else STEP) * self.factor
-        if now['underway'] or over:
-            self.told = now
-        return '%s did not end within %d s' % (self.name, STEP * self.factor) if over else ''
+            if thread.is_alive() and time.monotonic() - self.since > self.limit:
+                return '%s did not end within %d s' % (self.name, self.limit)
+        return ''
 
 
 def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
@@ -205,42 +219,7 @@ def address_of_gloo(environ: 'Mapping[str, str]') -> str:
     return own + interface_of(own)
 
 
-def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
-    """
-    (text, remedy) for an all_reduce that failed or did not end; ('', '') if the cause is unknown.
-
-    Nodes that see the same cause return the same text, so that the report has one line for it.
-
-    :param text: the error's own text
-    :param told: state() at that time
-    """
-    if 'unsupported gloo device' in text:
-        return ("GLOO_DEVICE_TRANSPORT=%s: this PyTorch's gloo has no such transport"
-                % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or set it to TCP")
-    loopback, name = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text), environ.get('GLOO_SOCKET_IFNAME')
-    if loopback:
-        return ("gloo on a node gives %s to the other nodes as its address: %s" % (
-            loopback[0], "it is that of the interface GLOO_SOCKET_IFNAME=%s" % name if name else
-            "the node's own name has this address in /etc/hosts, or has no address"), NAME_IT)
-    if told.get('silent') and told.get('link'):
-        return ("the interface of GLOO_SOCKET_IFNAME=%s has only a link-local address (fe80:...), and other nodes do "
-                "not answer there" % name, NAME_IT)
-    if told.get('silent'):
-        return ("the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: something "
-                "between them, such as a firewall, drops packets",
-                OPEN_PORTS)
-    # the kernel gives ETIMEDOUT if nobody acknowledges what it resends
-    unheard = told.get('again') or 'Connection timed out' in text
-    if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:
-        return ("small messages pass, but the all_reduce of 64 kB does not: full-size packets are lost on the way, for "
-                "example because a switch or an interface between the nodes has a smaller MTU than the nodes",
-                "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)")
-    late = re.search(r'8 MB did not end within (\d+) s', text)
-    if late:
-        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: %s, but that of 64 kB did" % (
-            SLOW, ROW[-1][0] / int(late.group(1)) / 1e6, text),
-            "run vet, which measures the nodes and finds a slow one: docs/check.md")
-    if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= RESENT - 1:
-        return ("packets get lost between the nodes: %s" % text,
-                "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md")
-    return '', ''
+def cause(texts: list) -> tuple:
+    """(the text that tells most, level, text and remedy of CAUSES for it; '' if the cause is unknown)"""
+    return next((said, level, found.expand(text), remedy) for pattern, level, text, remedy in CAUSES
+                for said in texts for found in [re.search(pattern, said)] if found)

@@ -135,7 +135,7 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
-        report_error(report, probe, machine)
+        report_error(report, probe)
     elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
@@ -143,11 +143,11 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     if probe:
         check_libraries(report, mapped, machine)
     carrier, provider = probe.get('network'), probe.get('provider')
-    if probe.get('plugin_error'):
-        report.add('yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
-                   "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
     # NCCL over any other network has found the plugin that it needs
-    elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
+    if carrier in (None, 'Socket') and probe.get('plugin'):
+        report.add('yellow', 'plugin', "NCCL did not load the plugin: %s" % probe['plugin'],
+                   "load the module of the plugin and those that it was built with (libfabric, hwloc, CUDA or ROCm)")
+    elif carrier in (None, 'Socket') and not plugin:
         look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
@@ -163,16 +163,15 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     return mapped
 
 
-def report_error(report: 'Report', probe: dict, machine: 'Machine') -> None:
-    """Report what went wrong in the process with PyTorch, with its cause if that is known."""
+def report_error(report: 'Report', probe: dict) -> None:
+    """Report what went wrong in the process with PyTorch; check.py finds the cause of what the network does."""
     phase, error, torch = probe.get('phase', 'import'), probe['error'], report.value('torch is in', '')
-    text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
+    remedy = probe.get('remedy') or LOOK_THERE[phase == 'import']
     cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
     if cut_off or phase == 'import' and re.search(DAMAGED, error):
-        text = '; truncated: '.join([error, *cut_off[:3]])
+        error = '; truncated: '.join([error, *cut_off[:3]])
         remedy = "a file of the environment is damaged on this node: install or copy the environment again"
-    report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
-               remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
+    report.add(probe.get('level', 'red'), phase, error, remedy)
 
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:

@@ -3,12 +3,9 @@
 A separate process on one rank of each node, because its work may crash or never end. It imports PyTorch and what the
 script imports, meets the other nodes (meet.py), tries all_reduces with them, and exchanges the nodes' reports.
 
-    python job probe [NAME OF A PLUGIN]...      loads the first plugin that can be loaded
-
 Reads JSON lines from standard input: {"seconds", "program": words}, then orders for obey(). Prints JSON lines, each more
 complete than the one before; the output of libraries is dropped.
 """
-import ctypes
 import json
 import os
 import re
@@ -46,27 +43,21 @@ class Probe:
             self.result.update(more)
             os.write(self.descriptor, json.dumps(self.result).encode() + b'\n')
 
-    def load(self, plugins: list) -> 'Any':
-        """Import PyTorch, and load the plugin as NCCL does."""
+    def load(self) -> 'Any':
+        """Import PyTorch."""
         nccl.log_into(os.environ, self.log)
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
         self.result['maps'], self.result['took'] = mapped_libraries(), taken()
-        load(plugins, self.result)
         self.say()
         return torch
 
     # --- the nodes
 
-    def open(self, seconds: float, limit: float) -> 'Optional[meet.Store]':
-        """
-        Open the store; None if it is not reached. Reports from time to time what this node waits for.
-
-        :param seconds: to wait if something answers at its address; a training would wait for half an hour
-        :param limit: to wait if nothing answers
-        """
-        opened, begin = [], time.monotonic()  # type: list, float
+    def open(self, seconds: float) -> 'Optional[meet.Store]':
+        """Open the store; None if it is not reached. Reports from time to time what this node waits for."""
+        opened, end = [], time.monotonic() + seconds + SLACK  # type: list, float
 
         def connect() -> None:
             try:
@@ -77,13 +68,10 @@ class Probe:
         # TCPStore has no limit if the other end accepts and sends nothing
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
-        while not opened:
-            thread.join(min(SPEAKS, limit))
+        while not opened and time.monotonic() < end:
+            thread.join(min(SPEAKS, seconds))
             if not opened:
-                why = meet.why_not(self.environ)
-                self.say(late=why)
-                if time.monotonic() > begin + SLACK + (seconds if meet.ANSWERS in why else limit):
-                    break
+                self.say(late=meet.why_not(self.environ))
         if opened and isinstance(opened[0], meet.Store):
             return opened[0]
         text = str(opened[0]) if opened else ''
@@ -95,7 +83,7 @@ class Probe:
         environ = self.environ
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
         limit = patience(self.result['seconds']['import'], world // ranks, seconds)
-        self.store = self.open(seconds, limit)
+        self.store = self.open(seconds)
         if not self.store:
             return False
         if rank == 0:
@@ -148,7 +136,7 @@ class Probe:
                              ranks, watch, result.setdefault('row', {}))
                 if ranks > 1:
                     result['seconds']['collective'] = time.monotonic() - begin
-                result['told'] = network.state(network.connections())
+                result['told'] = network.totals(network.connections())
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
 
@@ -158,7 +146,7 @@ class Probe:
         error = watch.over(thread) or ''.join(failed)
         self.result = json.loads(json.dumps(result))    # the thread may go on
         if error:
-            self.result.update(error=error, told=watch.told)
+            self.result['error'] = error + network.state(network.connections(), watch.before)
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
 
@@ -212,28 +200,13 @@ def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
     return ' [%s]' % '; '.join(found[:2]) if found else ''
 
 
-def load(names: list, result: dict) -> None:
-    """Load the first plugin that can be loaded, as NCCL does; fills in `result`."""
-    result['plugin_missing'] = True
-    for name in names:
-        try:
-            ctypes.CDLL(name)
-            result['plugin_missing'] = False
-            result.pop('plugin_error', None)
-            return
-        except OSError as err:
-            if not re.match(r'%s: .*No such file' % re.escape(name), str(err)):
-                result['plugin_missing'] = False
-                result.setdefault('plugin_error', str(err))
-
-
-def main(plugins: list) -> None:
+def main(_: list) -> None:
     """Run the program; never returns, since exit handlers may hang."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
     probe, trial = Probe(messages.as_child()), None  # type: Any, Any
     try:
-        torch, order = probe.load(plugins), json.loads(sys.stdin.readline())
+        torch, order = probe.load(), json.loads(sys.stdin.readline())
         trial = imports.Trial(order['program'])   # in a fork, meanwhile
         if probe.come(order['seconds']):
             probe.collective(torch, order['seconds'])

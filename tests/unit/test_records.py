@@ -153,6 +153,7 @@ def test_network_of_nccl(record):
     """What check and bench read in NCCL's log."""
     found = nccl.heard(io.BytesIO(record.text.encode()))
     assert (found['network'], found['provider']) == (record.keys['network'], record.keys.get('provider'))
+    assert bool(found['plugin']) == bool(re.search('No plugin found|Could not find', record.text))
 
 
 # --- what 'slingtorch site new' sees
