@@ -12,7 +12,7 @@ import subprocess
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from slingtorch import gpus, sites
-from slingtorch.job import look, nccl, node
+from slingtorch.job import elf, look, nccl
 from slingtorch.job.findings import Report
 from slingtorch.job.machine import Machine
 from slingtorch.sites.formats import KINDS_OF_GPUS, NET
@@ -130,6 +130,38 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
                                           str(parts['module']).replace('/', '-'), parts['module'], suffix)
 
 
+def check_plugin(report: Report, path: str, nccls: List[str]) -> None:
+    """Compare the plugin's symbols with those that NCCL looks for, and its runtime with torch's."""
+    try:
+        library = elf.Library(path)
+        apis, needed = nccl.interfaces(library.exported()), library.needed()
+    except (OSError, ValueError) as err:
+        report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
+        return
+    if not apis:
+        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
+                   "name the plugin itself in NCCL_NET_PLUGIN")
+        return
+    for name in needed:
+        runtime = re.match(r'(libcudart|libamdhip64)\.so\.(\d+)', name)
+        fact = 'CUDA of torch' if name.startswith('libcuda') else 'ROCm of torch'
+        major = report.value(fact, '').partition('.')[0]
+        if runtime and major.isdigit() and runtime.group(2) != major:
+            report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % (
+                path, name, runtime.group(1), major), "load the plugin that was built for torch's release")
+    other = next(elf.readable(nccls), None)
+    loads = nccl.interfaces(other.names(nccl.INTERFACE)) if other else []
+    if not other or not loads:
+        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL shows it"
+                   % (path, apis[0], apis[-1]))
+    elif not set(apis) & set(loads):
+        report.add('yellow', 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
+            path, apis[0], apis[-1], other.path, loads[0], loads[-1]),
+            "use a plugin for this NCCL: without one, NCCL runs over TCP")
+    else:
+        report.add('good', 'plugin', "%s has an interface that %s loads" % (path, other.path))
+
+
 def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]]) -> List[str]:
     """Messages about what differs from a module."""
     machine, said = own.machine, []  # type: Machine, List[str]
@@ -157,7 +189,7 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []
     if plugins:
-        node.check_plugin(own.report, plugins[0], own.nccls())
+        check_plugin(own.report, plugins[0], own.nccls())
     elif own.kind and values.get(NET):
         said.append("NCCL's network plugin is missing, and jobs of several nodes fail without it: "
                     + plugin_remedy(site, own))

@@ -12,7 +12,6 @@ Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something re
 """
 import argparse
 import contextlib
-import glob
 import os
 import re
 import signal
@@ -97,18 +96,6 @@ class Probe(messages.Child):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # rank 0
-
-def holder(port: int) -> str:
-    """The process that listens on a port, for a message; '' if it belongs to another user."""
-    tables = ''.join(Machine().read('proc/net/' + name) for name in ('tcp', 'tcp6'))
-    sockets = ['socket:[%s]' % inode for inode in re.findall(r':%04X \S+ 0A(?:\s+\S+){5}\s+(\d+)' % port, tables)]
-    for path in glob.glob('/proc/[0-9]*/fd/*'):
-        with contextlib.suppress(OSError):
-            if os.readlink(path) in sockets:
-                pid = path.split('/')[2]
-                return " (process %s, %s)" % (pid, Machine().read('proc/%s/comm' % pid))
-    return ''
-
 
 def check_same(report: Report) -> None:
     """Report facts that differ between ranks but must not."""
@@ -283,9 +270,9 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 def other_rank(rank: Rank) -> str:
     """Not the first rank of its node: writes what it finds. Returns rank 0's verdict."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
-    differs = gather.differing(rank.environ, files.wait_for_first(rank.begin + rank.seconds))
+    files.wait_for_first(rank.begin + rank.seconds)
     files.write(name, {'pid': os.getpid()})
-    details = dict(rank.look(), differs=differs)
+    details = rank.look()
     files.write(name, {'report': rank.report.dump(), 'details': details})
     return str(files.wait_for_word(time.monotonic() + 2 * rank.limit))
 
@@ -320,13 +307,14 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
         end = time.monotonic() + rank.limit
     found = probe.result(end)
     rank.nodes = found.get('nodes') or {}
-    lost, port = found.get('lost', ''), rank.environ['MASTER_PORT']
+    lost = found.get('lost', '')
     if lost and not rank.rank:
         taken = re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', lost)
         rank.report.add('red', 'port' if taken else 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, "
-                        "MASTER_PORT=%s: %s%s" % (rank.environ['MASTER_ADDR'], port, re.sub('^.*message: ', '', lost),
-                                                  holder(int(port)) if taken else ''),
-                        "unset MASTER_ADDR and MASTER_PORT in the job script, or choose another port")
+                        "MASTER_PORT=%s: %s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'],
+                                                re.sub('^.*message: ', '', lost)),
+                        "find the program that listens there (ss -ltnp), or unset MASTER_ADDR and MASTER_PORT in the "
+                        "job script")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, found['ahead']), "tell the centre that this node's time is wrong")
@@ -348,7 +336,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
         report.add('yellow', 'rendezvous', "on this node it takes %g s or more to look up the name of an address, and "
                    "PyTorch's store does this for each connection, one after the other" % SLOW_NAME,
                    "check the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
-    local.wait(max(rank.begin + SILENT, time.monotonic() + BUSY), rank.begin + rank.seconds)
+    silent = max(rank.begin + SILENT, time.monotonic() + BUSY)
+    messages.until(lambda: local.look(silent), rank.begin + rank.seconds)
     ranks = [dict(details, rank=rank.rank)]
     for other, own in local.reports.values():
         report.merge(other)
@@ -360,11 +349,6 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
     node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
     limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
     program.check_imports(report, found.get('script') or {}, details)
-    for name in details.get('reads', ()):
-        for one in ranks if 'env ' + name not in report.facts else ():
-            value = one.get('differs', {}).get(name, rank.environ.get(name))
-            if value is not None:
-                report.fact('env ' + name, str(value)[:gather.SHOWN], 1 << one['rank'])
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:

@@ -12,20 +12,15 @@ import shutil
 import stat
 import sys
 import time
-import zlib
 
 from . import limits, messages
 from .findings import Report, ignored_of
 from .kinds import Any, Callable, Machine, Optional  # noqa: F401, in comments
 from .machine import by_srun
 
-# seconds between two looks at the files of others
-LOOK = 0.02
-# characters shown of a variable's value
-SHOWN = 200
 # the verdict if rank 0 gave none; else it is 0 or 1
 LOST = 'lost'
-# the first rank's files: its fingerprints(), and rank 0's verdict
+# the first rank's files: that it lives, and rank 0's verdict
 FIRST, WORD = 'first', 'word'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
@@ -147,27 +142,26 @@ class Files:
         except ValueError:
             return None, lives
 
-    def wait_for_first(self, end: float) -> 'Any':
-        """Wait until the first rank has made the directory; what it knows. :raises PeerLost: not by the time `end`"""
-        while time.monotonic() < end:
-            for self.place in self.places:
-                known, lives = self.read(FIRST)
-                if lives:
-                    return known
-            time.sleep(LOOK)
-        raise PeerLost("the first rank of this node has written nothing to %s (with --contain, a container has its own "
-                       "/tmp): see its own messages, and check LOCAL_RANK in the job script" % self.places[0])
+    def find_first(self) -> bool:
+        """Find the directory of a first rank that lives."""
+        for self.place in self.places:
+            if self.read(FIRST)[1]:
+                return True
+        return False
+
+    def wait_for_first(self, end: float) -> None:
+        """Wait for find_first(). :raises PeerLost: there is none by the time `end`"""
+        if not messages.until(self.find_first, end):
+            raise PeerLost("the first rank of this node has written nothing to %s (with --contain, a container has its "
+                           "own /tmp): see its own messages, and check LOCAL_RANK in the job script" % self.places[0])
 
     def wait_for_word(self, end: float) -> 'Any':
         """Wait for rank 0's verdict. :raises PeerLost: there is none by the time `end`, or the first rank has ended"""
-        while time.monotonic() < end:
-            lives, word = self.read(FIRST)[1], self.read(WORD)[0]
-            if word is not None:
-                return word
-            if not lives:
-                break
-            time.sleep(LOOK)
-        raise PeerLost("the first rank of this node has ended, or does not answer: see its own messages")
+        messages.until(lambda: not self.read(FIRST)[1] or self.read(WORD)[1], end)
+        word = self.read(WORD)[0]
+        if word is None:
+            raise PeerLost("the first rank of this node has ended, or does not answer: see its own messages")
+        return word
 
     def others(self) -> dict:
         """What the other ranks of the node have written: {rank: read()}."""
@@ -192,22 +186,25 @@ class LocalRanks(Files):
         self.count, world = int(environ['LOCAL_WORLD_SIZE']), int(environ['WORLD_SIZE'])
         self.may_come = set(range(world)) - {int(environ['RANK'])}
         self.reports, self.ended, self.came = {}, {}, set()  # type: dict, dict, set
-        for self.place in self.places:
-            if self.read(FIRST)[1]:
-                raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in "
-                               "the job script")
+        if self.find_first():
+            raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
+                           "job script")
         for self.place in self.places:
             try:
                 shutil.rmtree(self.place, ignore_errors=True)   # left behind by an earlier start that was killed
                 make_private(self.place)
-                self.write(FIRST, fingerprints(environ))
+                self.write(FIRST, {'pid': os.getpid()})
                 return
             except OSError as err:
                 wrong = err
         raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
-    def look(self) -> None:
-        """Read the files written so far."""
+    def look(self, silent: float) -> bool:
+        """
+        Read the files written so far; whether all other ranks of the node have reported or ended.
+
+        :param silent: the time from which not to wait for ranks that have not written anything
+        """
         for rank, (thing, lives) in self.others().items():
             if rank in self.reports or lives is None or rank not in self.may_come:
                 continue
@@ -217,37 +214,11 @@ class LocalRanks(Files):
                     self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
             elif not lives and messages.has_form(thing, {'pid': int}):
                 self.ended[rank] = thing['pid']
-
-    def wait(self, silent: float, end: float) -> None:
-        """
-        Wait until all other ranks of the node have reported or ended.
-
-        :param silent: the time until which to wait for ranks that have not written anything
-        :param end: the time until which to wait for the others
-        """
-        while True:
-            self.look()
-            done, now = len(set(self.reports) | set(self.ended)), time.monotonic()
-            if done >= self.count - 1 or now > end or now > silent and done >= len(self.came):
-                return
-            time.sleep(LOOK)
+        wanted = len(self.came) if time.monotonic() > silent else self.count - 1
+        return len(set(self.reports) | set(self.ended)) >= wanted
 
     def tell(self, word: str) -> None:
         """Pass on rank 0's verdict; remove the directory once all ranks have read it and ended."""
         self.write(WORD, word)
-        end = time.monotonic() + 2
-        while time.monotonic() < end and any(lives for _, lives in self.others().values()):
-            time.sleep(LOOK)
+        messages.until(lambda: not any(lives for _, lives in self.others().values()), time.monotonic() + 2)
         shutil.rmtree(self.place, ignore_errors=True)
-
-
-def fingerprints(environ: dict) -> dict:
-    """{variable: a number for its value}, for differing()."""
-    return {name: zlib.crc32(value.encode(errors='surrogateescape')) for name, value in environ.items()}
-
-
-def differing(environ: dict, others: 'Any') -> dict:
-    """{variable: its value here or None}, for those whose fingerprints() differ from `others`."""
-    own, others = fingerprints(environ), others if isinstance(others, dict) else {}
-    return {name: environ[name][:SHOWN] if name in environ else None
-            for name in set(own) | set(others) if own.get(name) != others.get(name)}

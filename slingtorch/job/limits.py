@@ -3,19 +3,17 @@
 What may differ from rank to rank and from node to node: limits of the shell and of control groups, compared with what
 the process with PyTorch used; directories, tested by writing to them; and a compiler.
 """
-import contextlib
 import ctypes
 import errno
 import os
 import re
 import resource
-import stat
 import subprocess
 import sysconfig
 import tempfile
 import threading
 
-from .kinds import Any, Callable, Machine, Mapping, Optional, Report
+from .kinds import Any, Callable, Machine, Mapping, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
@@ -45,9 +43,8 @@ SHORT, SOON = 60, 300
 WORKERS, WORKERS_ELSEWHERE = 16, 8
 # processes and threads of a rank: those of PyTorch and OpenMP, and some workers
 ROOM = 64
-# characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for a program's output
+# characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx
 LONGEST = 74
-PRINTS = 1 << 20
 
 
 def of_shell() -> dict:
@@ -200,10 +197,6 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         here = 'one that has been removed'
     report.fact('working directory', here)
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.fstat(1).st_mode) and free_in(1) < PRINTS:
-            report.add('yellow', 'disk', "stdout goes to a file on a full disk: printing ends the program",
-                       "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
     wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'it does not exist'
     remedy = "enlarge the container's /dev/shm (docker --shm-size), or ask the centre to enlarge or clean up the node's"

@@ -114,15 +114,10 @@ def library_kind(path: str) -> 'Optional[str]':
     return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
 
 
-def libraries() -> list:
-    """Paths of all libraries that this process maps, each once."""
-    with open('/proc/self/maps') as maps:
-        return sorted(set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M)))
-
-
 def mapped_libraries() -> list:
-    """Those that show how this process communicates."""
-    return list(filter(COMMUNICATION.search, libraries()))
+    """Paths of the libraries that this process maps and that show how it communicates, each once."""
+    with open('/proc/self/maps') as maps:
+        return sorted(filter(COMMUNICATION.search, set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))))
 
 
 class Machine:

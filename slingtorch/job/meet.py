@@ -19,8 +19,6 @@ from . import messages, network
 from .kinds import Any, Callable, Iterable
 from .machine import Machine
 
-# seconds between two looks at the store
-LOOK = 0.02
 COMES = {'node': str, 'rank': int, 'ranks': int}
 # seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
@@ -116,7 +114,7 @@ class Store:
             if took > BUSY:
                 end = max(end, min(last, end + took))
             elif not new:
-                time.sleep(LOOK)
+                time.sleep(messages.LOOK)
         return found
 
     def is_there(self, key: str) -> bool:
@@ -124,30 +122,26 @@ class Store:
         if hasattr(self.store, 'check'):    # in newer releases
             return bool(self.call(self.store.check, [key]))
         try:
-            self.store.wait([key], datetime.timedelta(seconds=LOOK))
+            self.store.wait([key], datetime.timedelta(seconds=messages.LOOK))
             return True
         except Exception:
             return False
 
     def reports(self, numbers: list, end: float) -> dict:
         """Wait for reports until the time `end`: {number of a node as text: its report}."""
-        found, missing = {}, set(numbers)  # type: dict, set
-        while missing:
-            new = self.known('report', missing, {})
-            found.update((str(number), said) for number, said in new.items())
-            missing -= set(new)
-            if missing and time.monotonic() > end:
-                break
-            if missing:
-                time.sleep(LOOK)
-        return found
+        found = {}  # type: dict
+
+        def complete() -> bool:
+            found.update(self.known('report', set(numbers) - set(found), {}))
+            return len(found) == len(numbers)
+
+        messages.until(complete, end)
+        return {str(number): said for number, said in found.items()}
 
     def word(self, word: str, nodes: int) -> None:
         """Tell all nodes the verdict, and wait until this many have read it."""
         self.put('word', word)
-        end = time.monotonic() + HEARD
-        while self.count('heard') < nodes and time.monotonic() < end:
-            time.sleep(LOOK)
+        messages.until(lambda: self.count('heard') >= nodes, time.monotonic() + HEARD)
 
 
 def attempt(address: str, port: int) -> str:

@@ -18,6 +18,8 @@ from .kinds import Any, Callable
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+# seconds between two looks at what others write
+LOOK = 0.02
 # bytes of a message at most: a node sends 2.4 kB, or 60 kB if its ranks all differ in some variables
 MOST = 256 << 10
 
@@ -64,6 +66,15 @@ def has_form(thing: 'Any', form: 'Any') -> bool:
     return isinstance(thing, form) and (form is bool or not isinstance(thing, bool))
 
 
+def until(there: 'Callable[[], Any]', end: float) -> bool:
+    """Wait until the condition holds, but only until the time `end`; whether it holds."""
+    while not there():
+        if time.monotonic() > end:
+            return False
+        time.sleep(LOOK)
+    return True
+
+
 def scratch_file() -> 'Any':
     """An unnamed file, which vanishes however this process ends; None if no directory is writable."""
     try:
@@ -93,7 +104,6 @@ class Child:
         self.process = subprocess.Popen([sys.executable, '-B', HERE, *map(str, words)], env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
         self.said, self.heard, self.ended = [], 0, False    # type: list, int, bool
-        self.changed = threading.Condition()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -101,19 +111,13 @@ class Child:
         """Read its messages until it ends."""
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):   # a library may have printed the line
-                found = json.loads(line.decode())
-                with self.changed:
-                    self.said.append(found)
-                    self.changed.notify_all()
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
+                self.said.append(json.loads(line.decode()))
+        self.ended = True
 
     def until(self, there: 'Callable[[], Any]', end: float) -> bool:
         """Wait until the condition holds, the child ends, or the time is `end`; whether the condition holds."""
-        with self.changed:
-            self.changed.wait_for(lambda: there() or self.ended, max(0, end - time.monotonic()))
-            return bool(there())
+        until(lambda: there() or self.ended, end)
+        return bool(there())
 
     def hear(self, end: float) -> dict:
         """Its next message, if it comes before the time `end`; else {'error': why}."""

@@ -40,27 +40,16 @@ def plugin_files(machine: 'Machine') -> list:
     return list(filter(None, paths))
 
 
-def library_of(paths: list) -> 'Optional[elf.Library]':
-    """The first readable NCCL or RCCL among these libraries."""
-    return next(elf.readable(path for path in paths if library_kind(path) in ('libnccl', 'librccl')), None)
-
-
 def interfaces(names: set) -> list:
     """The numbers of a plugin's interfaces among these names, in order."""
     found = (re.match(INTERFACE + r'(\d+)$', name) for name in names)
     return sorted(int(match.group(1)) for match in found if match)
 
 
-def accepted(paths: list) -> tuple:
-    """(interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None) without one."""
-    library = library_of(paths)
-    return (interfaces(library.names(INTERFACE)), library.path) if library else ([], None)
-
-
 def refuses_to_share(paths: list) -> bool:
     """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
-    library = library_of(paths)
-    return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
+    found = elf.readable(path for path in paths if library_kind(path) in ('libnccl', 'librccl'))
+    return any(library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')) for library in found)
 
 
 def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:

@@ -30,8 +30,8 @@ OPEN_PORTS = "have the centre open all ports between the nodes of a job: a train
 LOOPBACK, LINK_LOCAL, SILENT, UNHEARD, RESENDS, BEFORE = (
     'gloo listens at', 'no answer to a link-local address', 'no answer to a connection', 'nobody acknowledges data',
     'segments were sent again', 'also in smaller messages')
-# Why all_reduces fail or do not end: (pattern of an error with its state(), level, text, remedy). A broken network causes
-# different errors on the nodes: the first entry that fits one of them is the cause.
+# Why all_reduces fail or do not end: (pattern of an error with its state(), level, text, remedy). A broken network
+# causes different errors on the nodes: the first entry that fits one of them is the cause.
 CAUSES = (
     ('unsupported gloo device', 'red', "GLOO_DEVICE_TRANSPORT names a transport that this PyTorch's gloo does not have",
      "unset it in the job script, or set it to TCP"),
@@ -47,8 +47,8 @@ CAUSES = (
      "run vet, which measures the nodes and finds a slow one: docs/check.md"),
     # the kernel gives ETIMEDOUT if nobody acknowledges what it resends
     ('64 kB (?!.*%s).*(%s|Connection timed out)' % (BEFORE, UNHEARD), 'red', "small messages pass, but the all_reduce "
-     "of 64 kB does not: full-size packets are lost on the way, for example because a switch or an interface between the "
-     "nodes has a smaller MTU than the nodes",
+     "of 64 kB does not: full-size packets are lost on the way, for example because a switch or an interface between "
+     "the nodes has a smaller MTU than the nodes",
      "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)"),
     ('(.*%s.*)' % RESENDS, 'red', r"packets get lost between the nodes: \1",
      "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md"),

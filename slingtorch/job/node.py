@@ -95,37 +95,6 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
             '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
 
 
-def check_plugin(report: 'Report', path: str, mapped: list) -> None:
-    """Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's."""
-    try:
-        library = elf.Library(path)
-        apis, needed = nccl.interfaces(library.exported()), library.needed()
-    except (OSError, ValueError) as err:
-        report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
-        return
-    if not apis:
-        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
-                   "name the plugin itself in NCCL_NET_PLUGIN")
-        return
-    for name in needed:
-        other = re.match(r'(libcudart|libamdhip64)\.so\.(\d+)', name)
-        fact = 'CUDA of torch' if name.startswith('libcuda') else 'ROCm of torch'
-        major = report.value(fact, '').partition('.')[0]
-        if other and major.isdigit() and other.group(2) != major:
-            report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % (path, name, other.group(1), major),
-                       "load the plugin that was built for torch's release")
-    loads, by = nccl.accepted(mapped)
-    if not loads:
-        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no mapped NCCL shows it"
-                   % (path, apis[0], apis[-1]))
-    elif not set(apis) & set(loads):
-        report.add('yellow', 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
-            path, apis[0], apis[-1], by, loads[0], loads[-1]),
-            "use a plugin for this NCCL: without one, NCCL runs over TCP")
-    else:
-        report.add('good', 'plugin', "%s has an interface that %s loads" % (path, by))
-
-
 def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     """Report what the message of the process with PyTorch tells, {} without one; returns the libraries that it maps."""
     plugin, mapped, seconds = report.value('plugin'), probe.get('maps', []), probe.get('seconds', {})
@@ -151,13 +120,12 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
-        report.add('good' if not slow else 'red' if machine.slingshot() else 'yellow', 'network', "NCCL runs over %s%s" % (
+        level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
+        report.add(level, 'network', "NCCL runs over %s%s" % (
             "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
-    if plugin and probe:
-        check_plugin(report, plugin, mapped)
     variables.check(report, variables.read_table(), mapped, [plugin] if plugin else [], bool(machine.gpus()))
     variables.check_torch(report, machine)
     return mapped
@@ -178,7 +146,6 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     """Report a slow or far network, and lost packets, from the largest all_reduce."""
     size, told = network.ROW[-1][0], probe['told']
     speed = size / probe['row'][str(size)] / 1e9    # each node sends and receives it once
-    report.fact('GB/s of an all_reduce of 8 MB', '%.2g' % round_up(speed))
     card, rate = max(machine.line_rates().items(), key=lambda item: item[1], default=('', 0))
     for wrong, text, remedy in (
             (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "

@@ -230,7 +230,7 @@ class Keeper:
             whole = {said['rank'] for said in self.lanes.values() if said and there[said['rank']] >= said['lanes']}
             if len(whole) >= nodes:
                 break
-            time.sleep(meet.LOOK)
+            time.sleep(messages.LOOK)
         self.lanes = {number: said for number, said in self.lanes.items() if said}
         ranks = sorted({said['rank'] for said in self.lanes.values()})
         for said in self.lanes.values():
@@ -250,7 +250,7 @@ class Keeper:
         self.store.put('round-%d' % turn, {'pairs': pairs})
         end = time.monotonic() + limit_of(turn) + 4
         while self.store.count('done-%d' % turn) < 2 * len(pairs) and time.monotonic() < end:
-            time.sleep(meet.LOOK)
+            time.sleep(messages.LOOK)
         answers = self.store.known('did-%d' % turn, sum(pairs, []), {'error': str})
         for pair in pairs:
             self.speeds.append([self.lanes[pair[0]]['lane'], *[self.lanes[number]['number'] for number in pair],
@@ -281,7 +281,7 @@ class Keeper:
         self.store.put('round-%d' % self.rounds, {'word': word})
         end = time.monotonic() + meet.HEARD
         while self.store.count('heard') < len(self.lanes) and time.monotonic() < end:
-            time.sleep(meet.LOOK)
+            time.sleep(messages.LOOK)
 
 
 def keep(environ: 'Any', seconds: float) -> Keeper:

@@ -3,8 +3,8 @@
 A separate process on one rank of each node, because its work may crash or never end. It imports PyTorch and what the
 script imports, meets the other nodes (meet.py), tries all_reduces with them, and exchanges the nodes' reports.
 
-Reads JSON lines from standard input: {"seconds", "program": words}, then orders for obey(). Prints JSON lines, each more
-complete than the one before; the output of libraries is dropped.
+Reads JSON lines from standard input: {"seconds", "program": words}, then orders for obey(). Prints JSON lines, each
+more complete than the one before; the output of libraries is dropped.
 """
 import json
 import os

@@ -363,18 +363,14 @@ def test_a_job_that_ends_soon(tmp_path, end, says):
     assert bool([text for text in of_level(report, 'yellow', 'limit') if 'ends in less than 5 minutes' in text]) == says
 
 
-def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
-    monkeypatch.setattr(os, 'statvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
+def test_where_the_program_runs(tmp_path, monkeypatch):
     report = findings.Report(0)
-    trial = limits.write_trial
     monkeypatch.setattr(limits, 'write_trial', lambda directory, *more, **named: (
-        'Read-only file system' if directory == '.' else trial(directory, *more, **named)))
+        'Read-only file system' if directory == '.' else ''))
     limits.look_at_directories(Machine({}, str(tmp_path)), report)     # the program need not write there
-    assert [text for text in of_level(report, 'yellow', 'disk') if 'working' in text] == []
+    assert of_level(report, 'yellow', 'disk') == []
     limits.look_at_outputs(report, {'written': {'model.pt': 'line 3'}})
     assert 'the program cannot write to model.pt (Read-only' in of_level(report, 'yellow', 'disk')[-1]
-    assert 'stdout goes to a file on a full disk' in of_level(report, 'yellow', 'disk')[0]
     assert list(report.facts['working directory']) == [os.getcwd()]
 
 
