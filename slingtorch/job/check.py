@@ -104,7 +104,7 @@ def check_same(report: Report) -> None:
         rest, env = report.ranks & ~sum(values.values()), fact.startswith('env ')
         values = {**values, '(not set)': rest} if env and rest else values
         if len(values) > 1 and (env or fact in SAME):
-            parts = ['%s on %s' % (value, ranks_text(mask)) for value, mask in
+            parts = ['%.200s on %s' % (value, ranks_text(mask)) for value, mask in
                      sorted(values.items(), key=lambda item: -bin(item[1]).count('1'))]
             parts[4:] = ['...'] * (len(parts) > 4)
             if fact == 'torch' and 'none' in values:
@@ -186,7 +186,7 @@ def check_job(rank: 'Rank') -> None:
     check_same(report)
     if rank.nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
-    if 'backend' not in report.facts:
+    if not rank.several or 'backend' not in report.facts:
         report.add('untested', 'collective', "the network: the nodes did not start an all_reduce" if rank.several else
                    "the network: the job has one node")
 
