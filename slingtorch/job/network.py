@@ -50,7 +50,7 @@ CAUSES = (
      "of 64 kB does not: full-size packets are lost on the way, for example because a switch or an interface between "
      "the nodes has a smaller MTU than the nodes",
      "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)"),
-    ('(.*%s.*)' % RESENDS, 'red', r"packets get lost between the nodes: \1",
+    ('^(.*%s.*)' % RESENDS, 'red', r"packets get lost between the nodes: \1",
      "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md"),
     # any other error but those that nodes report after another one has given up
     (r'^(?!.*(closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end)).*', '', '', ''),

@@ -128,7 +128,7 @@ def library(data, path):
     path.write_bytes(data)
     try:
         lib = elf.Library(str(path))
-        lib.needed(), lib.exported(), lib.has_string('x'), lib.match(re.compile(b'x'))
+        lib.needed(), lib.exported(), lib.names('x'), lib.match(re.compile(b'x'))
     except ValueError as err:
         assert str(path) in str(err)
 
