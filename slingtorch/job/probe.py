@@ -12,10 +12,9 @@ import re
 import sys
 import threading
 import time
-import traceback
 
 from . import meet, messages, nccl, network
-from .kinds import Any, Mapping, Optional
+from .kinds import Any, Optional
 from .machine import Machine, mapped_libraries
 
 # Seconds after which a node reports that it cannot reach rank 0's node. Seconds in which the store must exist: minimum,
@@ -188,18 +187,6 @@ def first_lines(err: BaseException) -> str:
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
 
 
-def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
-    """Files involved in an error that come from a directory in a variable, for a message."""
-    files, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), []
-    files += [frame.filename for frame in traceback.extract_tb(err.__traceback__)]
-    for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or '']):
-        for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH'):
-            if any(place and (path + '/').startswith(place.rstrip('/') + '/')
-                   for place in environ.get(variable, '').split(':')):
-                found.append('%s is from %s' % (path, variable))
-    return ' [%s]' % '; '.join(found[:2]) if found else ''
-
-
 def main(_: list) -> None:
     """Run the program; never returns, since exit handlers may hang."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
@@ -215,9 +202,8 @@ def main(_: list) -> None:
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:
-            result['error'] = '%s failed: %s%s' % (
-                'import torch' if result['phase'] == 'import' else 'an all_reduce', first_lines(err),
-                brought(err, os.environ) if result['phase'] == 'import' else '')
+            what = 'import torch' if result['phase'] == 'import' else 'an all_reduce'
+            result['error'] = '%s failed: %s' % (what, first_lines(err))
     if trial:
         probe.result['script'] = trial.result()
     probe.say(over=True, maps=mapped_libraries())

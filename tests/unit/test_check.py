@@ -856,7 +856,6 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     result = probe.result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
-    assert (f'[{tmp_path}/torch.py is from PYTHONPATH]' in result['error']) == ('failed' in says)
 
 
 def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
