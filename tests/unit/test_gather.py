@@ -123,6 +123,14 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
         gather.LocalRanks(environment(tmp_path))
 
 
+def test_a_full_directory_is_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, 'places', lambda environ: [str(tmp_path / 'full')])
+    monkeypatch.setattr(gather.os, 'write', lambda descriptor, data: len(data) - 1)
+    with pytest.raises(OSError, match='free space there'):
+        gather.LocalRanks(environment(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_is_cut_off_by_a_full_disk_is_not_taken_for_a_whole_one(first, tmp_path):
     files = gather.Files(environment(tmp_path))
     files.wait_for_first(time.monotonic() + 60)
@@ -173,7 +181,7 @@ def killed_first(directory):
 def test_files_of_a_start_that_was_killed_are_not_taken_for_those_of_this_one(tmp_path):
     killed_first(tmp_path)
     files = gather.Files(environment(tmp_path, 1))
-    with pytest.raises(gather.PeerLost, match='the first rank of this node has written nothing'):
+    with pytest.raises(gather.PeerLost, match='no answer from the first rank of this node, which has written nothing'):
         files.wait_for_first(time.monotonic() + 0.1)
     files.place = files.places[0]
     files.write('rank-1', {'report': report(1), 'details': DETAILS})
