@@ -152,9 +152,9 @@ class Files:
     def wait_for_first(self, end: float) -> None:
         """Wait for find_first(). :raises PeerLost: there is none by the time `end`"""
         if not messages.until(self.find_first, end):
-            raise PeerLost("no answer from the first rank of this node, which has written nothing to %s (a container with "
-                           "--contain has its own /tmp): see its own messages, and check LOCAL_RANK in the job script"
-                           % self.places[0])
+            raise PeerLost("no answer from the first rank of this node, which has written nothing to %s (a container "
+                           "with --contain has its own /tmp): see its own messages, and check LOCAL_RANK in the job "
+                           "script" % self.places[0])
 
     def wait_for_word(self, end: float) -> 'Any':
         """Wait for rank 0's verdict. :raises PeerLost: there is none by the time `end`, or the first rank has ended"""
