@@ -74,10 +74,7 @@ def arguments_of(words: list) -> list:
 
 
 def outputs(program: 'Program') -> dict:
-    """
-    {path that the program writes to: (option that names it, whether it must be a directory)}, of the command line and
-    of defaults; without any, the working directory.
-    """
+    """{path to write to, of an option or its default: (the option, whether it must be a directory)}, or that of '.'"""
     found = {value: option for option, value in arguments_of(program.given) if OUTPUT.match(option)}
     for call in program.calls.get('add_argument', ()):
         options, default = [str(literal(part)) for part in call.args], literal(keywords(call).get('default'))
@@ -117,7 +114,8 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     reads = {found.decode() for content in program.files.values() for found in READS.findall(content)}
     details['reads'] = sorted(one for one in reads if not PER_RANK.match(one) and '/' not in environ.get(one, ''))
     texts = {text for text in map(literal, program.nodes)
-             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys|tmp)/)[\w./-]*[./][\w./-]+$', text)}
+             if isinstance(text, str) and re.match(
+                 r'(?!/(dev|proc|sys|tmp)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
     look_at_paths(report, [text for text in sorted(texts - set(details['written']))
                            if os.path.isabs(text) or os.path.isfile(text)][:MOST])
 

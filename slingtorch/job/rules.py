@@ -12,8 +12,8 @@ import warnings
 from .kinds import Any, Iterator, Mapping, Optional, Report
 
 FUNCTIONS, IMPORTS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.Import, ast.ImportFrom)
-# what may skip the code in it, some only since Python 3.10 or 3.11
-CHOICES = ('If', 'IfExp', 'BoolOp', 'Try', 'TryStar', 'Match', 'While', 'For', 'Lambda')
+# what may skip the code in it, or its errors, some only since Python 3.10 or 3.11
+CHOICES = ('If', 'IfExp', 'BoolOp', 'Try', 'TryStar', 'With', 'Match', 'While', 'For', 'Lambda')
 # calls that end the script, or start another one
 EXITS = re.compile(r'(.*\.)?(_?exit|quit|exec[lv]\w*)$')
 # own modules, bytes of each, and nodes (half a second) that are read at most
@@ -137,7 +137,7 @@ class Program:
         return next(above for above in self.around(node) if isinstance(above, FUNCTIONS + (ast.Module,)))
 
     def optional(self, node: 'ast.AST') -> bool:
-        """Whether the program may skip a node: in a condition, a loop, a try, or a function that nothing uses."""
+        """Whether the program may skip a node: in a condition, a loop, try, with, or a function that nothing uses."""
         return any(type(above).__name__ in CHOICES and not main_block(above) or isinstance(above, FUNCTIONS)
                    and above.name not in self.used and not above.name.startswith('__') for above in self.around(node))
 

@@ -719,6 +719,7 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
     ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
     ("try:\n    dist.init_process_group('nccl')\nexcept RuntimeError:\n    dist.start('gloo')", None, ''),
+    ("with suppress(RuntimeError):\n    dist.init_process_group('nccl')", None, ''),
     ("start = lambda: dist.init_process_group('nccl')", None, ''),
     ("cuda and dist.init_process_group('nccl')", None, ''),
     # to which it may not come
