@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import testbed  # noqa: E402
-from testbed import easybuild, modulestools, mpi, otheruser, slurm as slurm_, stagedenv  # noqa: E402
+from testbed import easybuild, images, modulestools, mpi, otheruser, slurm as slurm_, stagedenv  # noqa: E402
 
 REMARK = 'remark'
 
@@ -161,6 +161,12 @@ def mpich():
 def openmpi():
     """Open MPI's mpirun: testbed.mpi.Launcher."""
     return mpi.openmpi()
+
+
+@pytest.fixture(scope='session')
+def runtime():
+    """Directory of the commands apptainer and singularity."""
+    return images.runtime()
 
 
 @pytest.fixture(scope='session')

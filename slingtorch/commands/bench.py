@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from slingtorch import sites
-from slingtorch.job.records import (FORMAT, VERSION, BenchError, head, parse_size, summary, table_row, wrong_values)
+from slingtorch.job.records import FORMAT, VERSION, BenchError, parse_size, table, wrong_values
 
 NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
@@ -33,8 +33,7 @@ def read(path: str) -> dict:
 
 def show(record: dict) -> list:
     """The lines of the whole table, as the job printed it."""
-    lines = head(record) + [table_row(record, row) for row in record['results']]
-    return lines + summary(record) + (
+    return table({**record, 'complete': True}) + (
         [] if record['complete'] else ["INCOMPLETE: the job ended before everything was measured"])
 
 
@@ -88,7 +87,7 @@ def draw(record: dict, path: str) -> None:
                   linestyle='-' if kind == 'nccl' else '--', label='%s %s' % (kind, operation))
     if record['line_rates'] and record['nodes'] > 1:
         axes.axhline(sum(record['line_rates'].values()), color='0.4', linestyle=':', label='line rate of a node')
-    axes.set(xscale='log', yscale='log', xlabel='bytes', ylabel='bus bandwidth, GB/s', title=head(record)[0])
+    axes.set(xscale='log', yscale='log', xlabel='bytes', ylabel='bus bandwidth, GB/s', title=table(record)[0])
     axes.grid(True, alpha=0.3)
     axes.legend(fontsize='small')
     try:

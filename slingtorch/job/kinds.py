@@ -8,6 +8,6 @@ if TYPE_CHECKING:
 
     from .findings import Report
     from .machine import Machine
-    from .syntax import Program
+    from .rules import Program
 else:
     globals().update(dict.fromkeys(__all__))

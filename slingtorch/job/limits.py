@@ -209,22 +209,20 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
 
 
 def look_at_outputs(report: 'Report', details: dict) -> None:
-    """Whether the program can write to its outputs (program.look_at_program()): try an unnamed file beside them."""
-    made = details.get('made', {})
-    for path, says in list(details.get('written', {}).items())[:50]:
-        place = path if os.path.isdir(path) else os.path.dirname(path) or '.'
-        there = nearest(place)
-        wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
-        if os.path.isfile(path) and not os.access(path, os.W_OK):
-            wrong = 'it exists, and its permissions forbid it'
-        if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
-                path) else 'it exists, and the program does not set exist_ok'
-        if not wrong and there != place and 'line' in says and not any(
-                one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
-            wrong = 'the directory %s does not exist, and the program does not make it' % place
-        if not wrong and free_in(there) < SMALL_FILE:
-            wrong = 'its file system has only %s free' % megabytes(free_in(there))
+    """Whether the program can write to its outputs (program.outputs()): try an unnamed file there or beside them."""
+    for path, (says, made) in details.get('written', {}).items():
+        target = path if made else os.path.realpath(path)
+        place = nearest(target)
+        if place == target and os.path.isfile(target) and not made:
+            place = os.path.dirname(target)
+        if not os.path.isdir(place):
+            wrong = '%s is a %s' % (place, 'file' if os.path.exists(place) else 'link to nothing')
+        elif os.path.isfile(target) and not os.access(target, os.W_OK):
+            wrong = 'its permissions forbid it'
+        else:
+            wrong = write_trial(place, sync=True)
+        if not wrong and free_in(place) < SMALL_FILE:
+            wrong = 'its file system has only %s free' % megabytes(free_in(place))
         if wrong:
             report.add('yellow', 'disk', "%s: the program cannot write to %s (%s)" % (says, path, wrong),
                        "name another directory, create this one, or free space")
@@ -233,7 +231,7 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
 def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
     """Compile and load a file as torch.compile and C++ extensions do, where they do."""
     disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
-    if not details.get('extension') and (disabled or not details.get('compiles')):
+    if disabled or not details.get('compiles'):
         return
     there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
     place = there

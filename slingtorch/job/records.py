@@ -10,12 +10,9 @@ FORMAT, VERSION = 'slingtorch bench', 1
 """Values of the file's first keys; a change that an older reader would misread needs a new number."""
 
 OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to_all', 'send_receive']
-KINDS = {
-    'nccl': "NCCL or RCCL, on GPUs",
-    'gloo': "gloo, on CPUs",
-    'mpi': "PyTorch's backend mpi, on CPUs",
-    'mpi-gpu': "PyTorch's backend mpi, on GPUs",
-}
+KINDS = ['nccl', 'gloo', 'mpi', 'mpi-gpu']
+"""What carries the data: NCCL or RCCL; gloo, on CPUs; PyTorch's backend mpi, on CPUs or on GPU memory."""
+
 UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
 
 
@@ -49,53 +46,42 @@ def show_time(seconds: float) -> str:
 
 def wrong_values(record: dict) -> list:
     """Lines about wrong values."""
-    return ['WRONG VALUES: %s, %s of %s: %d; %s'
+    return ['WRONG VALUES: %s, %s of %s: %d, first on %s'
             % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
             for row in record['results'] if row['wrong']]
 
 
-ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s'
-
-
-def head(record: dict) -> list:
-    """Lines that say what was measured, and the names of the columns."""
-    rates = record['line_rates']
+def table(record: dict) -> list:
+    """The lines of the table; if the record is complete, also what was not measured, and what went wrong."""
+    form, rates = '%-8s %-14s %10s %10s %14s %10s %12s %8s', record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d per node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    lines += ['  %s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl') if name in record['versions']]
-    if record['nodes'] == 1:
-        lines.append('  one node: nothing crosses the network')
-    elif rates:
-        lines.append('  line rate of a node: %.4g GB/s (%s)' % (
-            sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
-    else:
-        lines.append('  line rate of a node: unknown (no network card reports it in /sys)')
-    return lines + ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
-        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong')]
-
-
-def table_row(record: dict, row: dict) -> str:
-    """A line of the table."""
-    rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-    return ROW % (row['kind'], row['operation'], show_size(row['size']), show_time(row['seconds']),
-                  '%.4g' % row['algorithm_bandwidth'], '%.4g' % row['bus_bandwidth'],
-                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'])
-
-
-def summary(record: dict) -> list:
-    """Lines below the table: what was not measured, and what went wrong."""
-    return [''] + ['note: ' + line for line in record['notes']] + wrong_values(record)
+    lines += ['  %s %s' % pair for pair in record['versions'].items() if pair[0] != 'torch']
+    lines.append('  line rate of a node: ' + (
+        '%.4g GB/s (%s)' % (sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items())))
+        if rates else 'unknown (no network card reports it in /sys)'))
+    lines += ['  network of %s: %s' % pair for pair in record['networks'].items()]
+    lines += ['', form % ('backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate',
+                          'wrong')]
+    rate = sum(rates.values()) if record['nodes'] > 1 else 0
+    lines += [form % (
+        row['kind'], row['operation'], show_size(row['size']), show_time(row['seconds']),
+        '%.4g' % row['algorithm_bandwidth'], '%.4g' % row['bus_bandwidth'],
+        '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong']) for row in record['results']]
+    if record['complete']:
+        lines += [''] + ['note: ' + line for line in record['notes']] + wrong_values(record)
+    return lines
 
 
 def file_to_write(path: str) -> str:
     """For argparse: a FILE to write to. Refuses an existing file without slingtorch's results, such as a program."""
     if os.path.isfile(path) and os.path.getsize(path):
         try:
-            with open(path, 'rb') as stream:
+            with open(path, errors='replace') as stream:
                 start = stream.read(200)
         except OSError as err:
             raise argparse.ArgumentTypeError(str(err))
-        if not start.startswith(b'{') or b'"slingtorch ' not in start:
+        if not re.match(r'\{[^{]*"slingtorch ', start):
             raise argparse.ArgumentTypeError("%s exists and has no results of slingtorch: choose another file, since "
                                              "this one is not overwritten" % path)
     return path

@@ -1,266 +1,241 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What a program does with ranks, data and gradients that does not fit this job, or works only on one rank: each rule
-yields (node, text, remedy). A text that begins with '!' is red: the program cannot work. There are rules for faults
-that hang, that appear late, or that nothing reports; what PyTorch says clearly on all ranks at once needs none.
+A program's syntax trees, and rules on what it does with ranks and data that does not fit this job. There are rules for
+faults that hang, that appear late, or that nothing reports; what PyTorch says clearly on all ranks needs none.
 """
 import ast
+import contextlib
 import os
 import re
+import warnings
 
-from .kinds import Any, Iterator, Optional, Program, Report
-from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
+from .kinds import Any, Iterator, Mapping, Optional, Report
 
-# operations that need all ranks, and FSDP's that do
-COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
-               'broadcast_object_list', 'all_gather_into_tensor', 'reduce_scatter_tensor', 'monitored_barrier',
-               'new_group', 'reduce', 'scatter', 'gather', 'gather_object', 'scatter_object_list')
-OF_FSDP = ('state_dict', 'full_tensor', 'clip_grad_norm_', 'get_model_state_dict', 'get_state_dict', 'backward')
-DDP, FSDP = {'DistributedDataParallel', 'DDP'}, {'FullyShardedDataParallel', 'FSDP', 'fully_shard'}
-FRAMEWORKS = re.compile('accelerat|lightning|deepspeed|horovod|ignite|composer', re.I)
-# calls whose result does not depend on the order of their arguments' elements, some that keep it, and some in a loop
-# that do something in its order
-UNORDERED = re.compile('.*sort|(len|sum|min|max|any|all|set|frozenset|bool|isinstance|print|debug|info|warning)$')
-KEEP = ('list', 'tuple', 'map', 'filter', 'iter', 'reversed')
-ORDERED = ('append', 'extend', 'insert', 'setattr', 'add_module', 'register_module', 'setdefault') + COLLECTIVES
-# calls in which the order of a set matters; other functions may want a set
-INDEXES = ('enumerate', 'zip', 'next', 'tensor', 'array', 'join')
-# functions with which all ranks would write the same file, and the number of the argument that is its path
-SAVERS = {'save': 1, 'save_file': 1, 'save_pretrained': 0}
-# calls that draw random numbers, and names of what sets a seed
-DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
-# names of values that differ from rank to rank
-OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brandom\b|\brand\b'
-LOCAL = 'local_?rank|LOCALID'
-# seconds that ranks should have, at least, to reach a collective
-TIMEOUT = 60
+FUNCTIONS, IMPORTS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.Import, ast.ImportFrom)
+# what may skip the code in it, or its errors, some only since Python 3.10 or 3.11
+CHOICES = ('If', 'IfExp', 'BoolOp', 'Try', 'TryStar', 'With', 'Match', 'While', 'For', 'Lambda')
+# calls that end the script, or start another one
+EXITS = re.compile(r'(.*\.)?(_?exit|quit|exec[lv]\w*)$')
+# own modules, bytes of each, and nodes (half a second) that are read at most
+FILES, MOST, NODES = 60, 16 << 20, 50000
+# what makes samplers, or calls set_epoch(), by itself
+FRAMEWORKS = rb'(import|from) +\w*(accelerat|lightning|deepspeed|horovod|ignite|composer)'
+# variables that the launcher or the runscript sets
+LAUNCHED = ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')
+# the local rank as the number of a GPU
+GPU_NUMBER = rb'(set_device\(|device_ids=\[|cuda:\{)[^)\]}\n]*(?i:local_?rank|LOCALID)'
 
 
-def compiles(node: 'Any') -> bool:
-    """Whether a node is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
-    if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
-        return 'eager' not in str(literal(keywords(node).get('backend'))) if owner(node) == 'torch' else not node.args
-    return any(named(one) == 'compile' and named(getattr(one, 'value', None)) == 'torch'
-               for one in getattr(node, 'decorator_list', ()))
+def read(path: str) -> bytes:
+    """The text of a file. :raises OSError: it cannot be read"""
+    with open(path, 'rb') as stream:
+        return stream.read(MOST)
 
 
-def group(program: 'Program') -> 'Iterator[tuple]':
-    """The ranks and the meeting point that the program passes to an init_process_group() that it always calls."""
-    begins, value = program.names.get('init_process_group', ()), program.value
-    for node in begins if len(begins) == 1 else ():
-        words = keywords(node)
-        backend = value(words.get('backend', (node.args + [None])[0]))
-        # if there are several, or a condition decides, this job need not call this one
-        if program.chosen(node) or 'store' in words or backend == 'fake':
+def named(node: 'Any') -> str:
+    """The text of a name, such as mp.spawn, also of the name that is called; '' for another node."""
+    if isinstance(node, ast.Call):
+        return named(node.func)
+    if isinstance(node, ast.Attribute):
+        return '%s.%s' % (named(node.value), node.attr)
+    return node.id if isinstance(node, ast.Name) else ''
+
+
+def literal(node: 'Any') -> 'Any':
+    """The value of a constant, also of an index; None for anything else."""
+    node = node.value if type(node).__name__ == 'Index' else node       # before Python 3.9
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def keywords(call: 'Any') -> dict:
+    """The keyword arguments of a call: {name: expression}."""
+    return {word.arg: word.value for word in call.keywords}
+
+
+def main_block(node: 'Any') -> bool:
+    """Whether a node is: if __name__ == '__main__'."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and named(node.test.left) == '__name__'
+
+
+def own_modules(tree: 'ast.AST', top: str, package: str) -> list:
+    """Paths, relative to `top`, of the modules there, or in the package, that a tree imports."""
+    names = []  # type: list
+    for node in ast.walk(tree):
+        if isinstance(node, IMPORTS):
+            base = [getattr(node, 'module', None) or '']
+            # b of 'from a import b' may be a module
+            names += base + ['.'.join(filter(None, base + [name.name])) for name in node.names]
+    places = [os.path.join(base, *name.split('.')) for name in names for base in ('', package)]
+    paths = {os.path.normpath(place + end) for place in places for end in ('.py', '/__init__.py')}
+    return sorted(path for path in paths if os.path.isfile(os.path.join(top, path)))
+
+
+class Program:
+    """
+    The syntax trees of a script (its text), given these words, and of its own modules in the directory `top`.
+
+    :ivar files: {path relative to `top`: its text}, the script first
+    :ivar wrong: why the script is not valid Python, or None
+    :ivar nodes: all nodes, first the script itself
+    :ivar calls: {last word of the called name: calls}
+    :ivar used: last words of the names that the program reads
+    """
+
+    def __init__(self, text: bytes, environ: 'Mapping[str, str]', given: list, path: str = '', top: str = '') -> None:
+        self.environ, self.given, self.script = environ, given, path
+        self.first = os.path.relpath(path, top) if path else 'script'
+        self.files, self.wrong = {self.first: text}, None   # type: dict, Optional[BaseException]
+        self.nodes, self.above, self.place = [], {}, {}     # type: list, dict, dict
+        self.calls, self.used = {}, set()   # type: dict, set
+        self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
+        waiting = [self.first]
+        for path in waiting:    # which grows
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter('ignore')
+                    tree = ast.parse(self.files[path])
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+                self.wrong = err if path == self.first else self.wrong
+                continue
+            if len(self.nodes) <= NODES:
+                self.learn(tree, path)
+            for found in own_modules(tree, top, os.path.dirname(path)) if top else ():
+                if found not in self.files and len(waiting) < FILES:
+                    waiting.append(found)
+                    self.files[found] = b''
+                    with contextlib.suppress(OSError):
+                        self.files[found] = read(os.path.join(top, found))
+
+    def learn(self, tree: 'ast.AST', path: str) -> None:
+        """Record the nodes of a file."""
+        for node in ast.walk(tree):
+            self.nodes.append(node)
+            self.place[id(node)] = path
+            self.above.update((id(child), node) for child in ast.iter_child_nodes(node))
+            if isinstance(node, ast.Call):
+                self.calls.setdefault(named(node).rpartition('.')[2], []).append(node)
+            elif isinstance(getattr(node, 'ctx', None), ast.Load):
+                self.used.add(named(node).rpartition('.')[2])
+
+    def mentions(self, pattern: bytes) -> bool:
+        """Whether a line, before a comment, has a regular expression."""
+        return any(re.search(b'(?m)^[^#\n]*(%s)' % pattern, text) for text in self.files.values())
+
+    def where(self, node: 'Any') -> str:
+        """The line of a node, and its file if that is not the script."""
+        path = self.place[id(node)]
+        return '%sline %d' % ('' if path == self.first else path + ', ', node.lineno)
+
+    def around(self, node: 'ast.AST') -> 'Iterator[Any]':
+        """What encloses a node, from the innermost to the module."""
+        while id(node) in self.above:
+            node = self.above[id(node)]
+            yield node
+
+    def function(self, node: 'Any') -> 'Any':
+        """The function that encloses a node, else the module."""
+        return next(above for above in self.around(node) if isinstance(above, FUNCTIONS + (ast.Module,)))
+
+    def optional(self, node: 'ast.AST') -> bool:
+        """Whether the program may skip a node: in a condition, a loop, try, with, or a function that nothing uses."""
+        return any(type(above).__name__ in CHOICES and not main_block(above) or isinstance(above, FUNCTIONS)
+                   and above.name not in self.used and not above.name.startswith('__') for above in self.around(node))
+
+    def certain(self, node: 'Any', deep: int = 4) -> bool:
+        """Whether the script itself comes to a node in any case: at its top level, or in a function called there."""
+        function = self.function(node)
+        leaves = [one for one in ast.walk(function)
+                  if isinstance(one, (ast.Return, ast.Raise)) or EXITS.match(named(one))]     # type: list
+        if self.place[id(node)] != self.first or self.optional(node) or any(
+                one.lineno < node.lineno and self.function(one) is function for one in leaves):
+            return False
+        if isinstance(function, ast.Module):
+            return True
+        calls, same = self.calls.get(function.name, ()), [getattr(one, 'name', '') for one in self.nodes]
+        return deep > 0 and len(calls) == 1 and isinstance(calls[0].func, ast.Name) and not function.decorator_list \
+            and same.count(function.name) == 1 and self.certain(calls[0], deep - 1)
+
+
+# --- rules: each yields (node, whether it may be red, text, remedy)
+
+def is_local(node: 'Any') -> bool:
+    """Whether an expression is a local rank, and no more is made of it."""
+    text = ast.dump(node) if node else ''
+    return bool(re.search("(?i)'(slurm_localid|local_?rank)'", text)) and not re.search("BinOp|'RANK'|_PROCID'", text)
+
+
+def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
+    """The ranks and the meeting point that the program passes to init_process_group()."""
+    calls = program.calls.get('init_process_group', ())
+    for node in calls if len(calls) == 1 else ():   # of several, this job need not come to this one
+        words, several, master = keywords(node), program.world > program.local, program.environ.get('MASTER_ADDR')
+        backend = literal(words.get('backend', (node.args + [None])[0]))
+        size, rank, method = (literal(words.get(name)) for name in ('world_size', 'rank', 'init_method'))
+        host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', str(method))
+        remedy = "leave world_size, rank and init_method out: they are read from the environment"
+        if 'store' in words or backend == 'fake':
             continue
-        sure = '!' * program.certain(node)
-        size, rank = value(words.get('world_size')), literal(words.get('rank'))
-        method = str(literal(words.get('init_method')))
-        master, host = program.environ.get('MASTER_ADDR'), re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
-        own = host and re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
-        for wrong, text in (
-                (isinstance(size, int) and size > 0 and size != program.world,
-                 sure + "init_process_group(world_size=%s), but this job has %d ranks" % (size, program.world)),
-                (type(rank) is int and rank >= 0 and program.world > 1,
-                 sure + "all %d ranks call init_process_group(rank=%s)" % (program.world, rank)),
-                (program.several and 'device_count' in program.words(words.get('world_size')),
-                 "init_process_group() uses the number of GPUs on a node as the number of ranks in the job"),
-                (program.several and re.search(LOCAL, program.words(words.get('rank')), re.I),
-                 "init_process_group() uses the local rank as the rank"),
-                (program.several and method.startswith('file:'),
-                 "init_method='%s' works only if all nodes share this file, its file system supports locks, and no "
-                 "earlier job has left the file behind" % method),
-                (program.several and host and host.group(1) != master,
-                 (sure if own else '') + "init_method='%s' means %s, but MASTER_ADDR=%s" % (
-                     method, 'another host on each node' if own else 'a fixed host', master))):
-            if wrong:
-                yield node, text, "leave world_size, rank and init_method out: they are read from the environment"
-        if backend == 'nccl' and not program.gpus:
-            yield node, sure + "init_process_group('nccl'), but this rank sees no GPU", \
+        if type(size) is int and 0 < size != program.world:
+            yield node, True, "init_process_group(world_size=%s), but this job has %d ranks" % (
+                size, program.world), remedy
+        if type(rank) is int and rank >= 0 and program.world > 1:
+            yield node, True, "all %d ranks call init_process_group(rank=%s)" % (program.world, rank), remedy
+        if several and is_local(words.get('rank')):
+            yield node, False, "init_process_group() uses the local rank as the rank", remedy
+        if several and host and host.group(1) != master:
+            own = bool(re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1)))
+            yield node, own, "init_method='%s' means %s, but MASTER_ADDR=%s" % (
+                method, 'another host on each node' if own else 'a fixed host', master), remedy
+        if backend == 'nccl' and not gpus:
+            yield node, True, "init_process_group('nccl'), but this rank sees no GPU", \
                 "ask for GPUs, or use 'gloo' if torch.cuda.is_available() is false"
-        for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
-            time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
-            if isinstance(time, (int, float)) and time < least:
-                yield node, "a rank has only %g %s to reach a collective" % (time, word), \
-                    "raise timeout: another rank may be writing a checkpoint, or compiling"
 
 
-def ranks(program: 'Program') -> 'Iterator[tuple]':
-    """Ranks that the program confuses, starts again, or sets differently from the launcher."""
+def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Ranks that the program starts again, or sets differently from the launcher."""
+    for node in program.calls.get('spawn', ()) if program.local > 1 else ():
+        if re.search(r'\b(mp|multiprocessing)\.spawn', named(node)):
+            yield node, False, "spawn() starts more processes, but the launcher has already started %d ranks on this " \
+                "node" % program.local, "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
     for node in program.nodes:
-        value = getattr(node, 'value', None)    # type: Any
-        # a program may be for both: with a launcher, and without one
-        perhaps = isinstance(node, (ast.Assign, ast.Call)) and program.chosen(node)
-        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and not perhaps:
-            yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
-                "node: each rank would start its own set" % program.local, \
-                "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            key, text = str(program.value(getattr(target, 'slice', None))), str(literal(value))
-            own, sets = program.environ.get(key), named(getattr(target, 'value', None)) == 'environ'
-            if sets and isinstance(value, ast.Constant) and text != own and not perhaps and \
-                    key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'):
-                yield node, "sets %s='%s', but this job has %s" % (key, text, own), \
+        target = node.targets[0] if isinstance(node, ast.Assign) else None  # type: Any
+        if isinstance(target, ast.Subscript) and named(target.value).endswith('environ'):
+            name, value = literal(target.slice), literal(node.value)
+            if name in LAUNCHED and isinstance(value, str) and value != program.environ.get(name):
+                yield node, False, "sets %s='%s', but this job has %s" % (name, value, program.environ.get(name)), \
                     "remove it: conda-python-distributed sets it"
-            if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
-                    literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
-                yield node, "uses the local rank as the rank", "read RANK from the environment"
-    for place in program.gpu_numbers() if program.several else ():
-        words = program.words(place)
-        if re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', words) and not re.search(
-                'device_count|local|modulo', words, re.I):
-            yield place, "uses the rank as the GPU's number, but a node has fewer GPUs than the job has ranks", \
-                "use LOCAL_RANK"
+        if program.world > program.local and re.match(r'(.*\.)?(world_|global_)?rank$', named(target)) and is_local(
+                node.value):
+            yield node, False, "uses the local rank as the rank", "read RANK from the environment"
 
 
-def order(program: 'Program') -> 'Iterator[tuple]':
-    """All ranks do what needs all of them; only one rank does what is meant for one."""
-    names = set(program.names)
-    # own functions that call a collective in any case
-    own, functions = {}, [node.name for node in program.nodes if isinstance(node, FUNCTIONS)]     # type: dict, list
-    for call in program.calls:
-        name = getattr(program.function(call), 'name', '')
-        if owner(call) in ('dist', 'distributed') and called(call) in COLLECTIVES and not program.optional(
-                call) and functions.count(name) == 1:
-            own[name] = called(call)
-    modules = {'self', *(os.path.basename(path)[:-3] for path in program.files)}
-    for node in program.calls:
-        name, words = called(node), keywords(node)
-        of_all = name in COLLECTIVES and owner(node) in ('dist', 'distributed') and 'group' not in words
-        calls = (isinstance(node.func, ast.Name) or owner(node) in modules) and own.get(name)
-        if (of_all or calls or name in OF_FSDP and names & FSDP or names & DDP and (
-                name == 'backward' or name == 'step' and 'opt' in owner(node))) and program.one_branch(
-                    node, COLLECTIVES + tuple(own) if of_all or calls else (name,)):
-            yield node, "only some ranks call %s(): %s" % (
-                '%s(), which calls %s' % (name, calls) if calls else name, "the parameters of the others do not change"
-                if name == 'step' else "they wait for the others"), "have all ranks call it"
-        at = SAVERS.get(name, 9) if name != 'save' or owner(node) == 'torch' else 9
-        if len(node.args) > at and not program.for_one_rank(node) and not re.search(
-                'rank|pid|host|uuid|LOCALID|temp|job', program.words(node.args[at]), re.I):
-            yield node, "all ranks write the same file with %s()" % name, "if dist.get_rank() == 0: %s(...)" % name
-        if literal(words.get('download')) is True and not program.for_one_rank(node):
-            yield node, "all ranks download the same data set with %s()" % name, \
-                "download on local rank 0, then call barrier()"
-
-
-def steps(program: 'Program') -> 'Iterator[tuple]':
-    """All ranks do the same number of steps: else they wait for each other."""
-    told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
-    for node in program.nodes:
-        loop = next((one for one, _ in program.around(node) if isinstance(one, LOOPS)), None) if isinstance(
-            node, (ast.If, ast.Try)) else None
-        inside = set(map(called, ast.walk(loop))) if loop else set()
-        if inside & {'backward', *COLLECTIVES} and isinstance(node, ast.If) and isinstance(
-                node.body[-1], (ast.Break, ast.Continue, ast.Return)):
-            own = re.search('%s|%s' % (OWN, RANK.pattern), program.words(node.test, 0))
-            if own and own.group() not in told and not re.search('reduce|broadcast|gather', program.words(node.test)):
-                yield node, "a rank leaves the loop by its own '%s', while the others wait for it" % own.group(), \
-                    "call all_reduce() on it first, so that all ranks decide alike"
-        if isinstance(node, ast.Try) and 'backward' in inside & set(map(called, ast.walk(node))) and any(
-                isinstance(one.body[-1], (ast.Pass, ast.Continue, ast.Break)) for one in node.handlers):
-            yield node, "a rank skips a step that fails, and the others wait for it", "let the error end it"
-
-
-def data(program: 'Program') -> 'Iterator[tuple]':
-    """Each rank trains on its own part of the same data, and the ranks together on all of it."""
-    names, loaders = set(program.names), program.names.get('DataLoader', ())
-    seeds = [node for node in program.calls if re.search(SEEDS, called(node))]
-    own = any(RANK.search(' '.join(map(program.words, node.args))) for node in seeds)
-    for node in program.calls:
-        name, words = called(node), keywords(node)
-        if name == 'DistributedSampler':
-            size, rank = program.value(words.get('num_replicas')), words.get('rank')
-            if 'set_epoch' not in names and literal(words.get('shuffle')) is not False:
-                yield node, "DistributedSampler without set_epoch(): each epoch has the same order", \
-                    "call sampler.set_epoch(epoch) at the beginning of each epoch"
-            if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) or \
-                    program.several and re.search(LOCAL, program.words(rank), re.I) or re.search(
-                        'rank|time|pid|rand', program.words(words.get('seed')), re.I):
-                yield node, "num_replicas, rank or seed of DistributedSampler does not fit the %d ranks of this job" % (
-                    program.world), "leave them out"
-        if name in DRAWS and 'generator' not in words and not program.for_one_rank(node) and (
-                owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')) and (
-                    own and name == 'random_split' or not seeds):
-            yield node, "%s() draws different numbers on each rank: %s" % (
-                name, "the seed depends on the rank" if own else "nothing sets a seed"), "pass it a generator"
-    if names & DDP and loaders and 'IterableDataset' not in program.used and not any(
-            word is None or 'sampler' in str(word) for node in loaders for word in keywords(node)) and not any(
-                len(node.args) > 3 for node in loaders) and not any(map(FRAMEWORKS.search, program.imports)):
-        yield loaders[0], "DistributedDataParallel with a DataLoader without a sampler: all ranks train on the same " \
+def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Each rank trains on its own part of the data, in an order that changes from epoch to epoch."""
+    if program.world == 1 or 'init_process_group' not in program.calls or program.mentions(FRAMEWORKS):
+        return
+    for node in program.calls.get('DistributedSampler', ()):
+        if 'set_epoch' not in program.calls and literal(keywords(node).get('shuffle')) is not False:
+            yield node, False, "DistributedSampler without set_epoch(): each epoch has the same order", \
+                "call sampler.set_epoch(epoch) at the beginning of each epoch"
+    loaders = program.calls.get('DataLoader', ())
+    sampled = any(len(node.args) > 3 or any(word is None or 'sampler' in word for word in keywords(node))
+                  for node in loaders)
+    averaged = {'DDP', 'DistributedDataParallel'} & set(program.calls)
+    for node in loaders if averaged and not sampled and 'IterableDataset' not in program.used else ():
+        yield node, False, "DistributedDataParallel with a DataLoader without a sampler: all ranks train on the same " \
             "data", "use DataLoader(..., sampler=DistributedSampler(dataset))"
 
 
-def unordered(program: 'Program', node: 'Any', deep: int = 4) -> 'Optional[tuple]':
-    """(the set of strings, or the call that lists files, which gives an expression its order; whether as a list)"""
-    name, values = called(node), []     # type: str, list
-    if isinstance(node, ast.BinOp):
-        return unordered(program, node.left, deep) or unordered(program, node.right, deep)
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) or name in KEEP and node.args:
-        found = unordered(program, node.args[-1] if name else node.generators[0].iter, deep)
-        return found and (found[0], True)
-    if isinstance(node, ast.SetComp) or name in LISTINGS or name in ('set', 'frozenset') and node.args and called(
-            node.args[0]) != 'range' or isinstance(node, ast.Set) and not all(
-                isinstance(literal(part), (int, float)) for part in node.elts):
-        return node, name in LISTINGS
-    if isinstance(node, (ast.Name, ast.Attribute)) and deep:
-        values = program.assigned(node)
-    return unordered(program, values[0], deep - 1) if len(values) == 1 else None
-
-
-def elements(program: 'Program') -> 'Iterator[tuple]':
-    """What takes the elements of a set, or the files of a directory, one after the other has a different order."""
-    hashed = not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', ''))
-    sorts = {named(node.args[0]) if node.args else owner(node) for name in program.names if 'sort' in name
-             for node in program.names[name]} - {''}
-    for node in program.nodes:
-        takes, name = [], called(node)  # type: Any, str
-        if isinstance(node, ast.For):
-            inside = [part for one in node.body for part in ast.walk(one)]
-            takes = [node.iter] * any(
-                called(part) in ORDERED and owner(part) not in sorts or isinstance(part, ast.Assign)
-                and isinstance(part.targets[0], ast.Subscript) for part in inside)
-        elif isinstance(node, ast.DictComp):
-            takes = [node.generators[0].iter]
-        elif isinstance(node, ast.Subscript):
-            takes = [node.value]
-        elif isinstance(node, ast.Call) and name not in KEEP and not UNORDERED.match(name):
-            takes = node.args
-        for part in takes:
-            found = unordered(program, part)
-            if not found or named(part) in sorts or name and not found[1] and name not in INDEXES or any(
-                    UNORDERED.match(called(one)) or isinstance(one, ast.SetComp) for one, _ in list(
-                        program.around(node))[:3]):
-                continue
-            if called(found[0]) in LISTINGS and program.several:
-                yield found[0], "%s() may list files in a different order on each node" % called(found[0]), \
-                    "use sorted(...)"
-            elif called(found[0]) not in LISTINGS and hashed:
-                yield found[0], "the order of a set of strings differs from rank to rank", \
-                    "use sorted(...), or export PYTHONHASHSEED=0 before srun"
-
-
-def gradients(program: 'Program') -> 'Iterator[tuple]':
-    """Steps that bypass DistributedDataParallel."""
-    for node in filter(lambda node: called(node) in DDP, program.calls):
-        inner = named(node.args[0]) if node.args and isinstance(node.args[0], ast.Name) else ''
-        outer = {named(target) for target in getattr(program.above.get(id(node)), 'targets', ())} - {''}
-        for call in program.calls if outer else ():
-            bare = inner and inner not in outer and isinstance(call.func, ast.Name) and call.func.id == inner and \
-                program.function(call) is program.function(node) and call.lineno > node.lineno
-            if (bare or 'module' in (called(call), owner(call) * (called(call) == 'forward'))) and call.args and \
-                    not program.without_gradients(call):
-                yield call, "%s() bypasses DistributedDataParallel: gradients are not averaged" % (
-                    inner if bare else 'module'), "call what DistributedDataParallel() returns"
-
-
-def check(report: 'Report', program: 'Program', gpus: bool) -> None:
-    """Apply all rules; if several lines have the same finding, report the first one."""
+def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
+    """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    program.gpus = gpus
-    several = program.world > 1 and 'init_process_group' in program.names
-    for rule in (group, ranks) + (order, steps, data, elements, gradients) * several:
-        for node, text, remedy in rule(program):
-            if text not in said:
+    for rule in (group, ranks, data):
+        for node, red, text, remedy in rule(program, bool(gpus)):
+            if text not in said and not program.optional(node):
                 said.add(text)
-                report.add('red' if text[0] == '!' else 'yellow', 'program', '%s: %s' % (
-                    program.where(node), text.lstrip('!')), remedy)
+                report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
+                    program.where(node), text), remedy)
+    if gpus and len(gpus) < program.local and program.mentions(GPU_NUMBER) and not program.mentions(b'device_count'):
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each rank of this "
+                   "node sees only %d of them ('invalid device ordinal')" % len(gpus), "let each rank see all GPUs: "
+                   "use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset SLINGTORCH_GPU_VISIBILITY")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from testbed import clean_environ, images, readme, run
+from testbed import clean_environ, readme, run, smallimage
 
 pytestmark = pytest.mark.real
 
@@ -71,13 +71,16 @@ def test_beside_an_environment(own, slurm, installed_pytorch):
     assert torch.startswith(str(root)) and interface == 'ib'
 
 
-def test_an_image_of_another_project(own, slurm, lmod):
-    """It has no runscripts: what the values bind, and put in front in PATH, is enough."""
-    image = images.pytorch(lmod)
+def test_an_image_of_another_project(own, slurm, runtime):
+    """It has no runscripts: what the values bind, and put in front in PATH, is enough. Its Python has no PyTorch here."""
+    (own / 'ranks.py').write_text('import os, sys\n'
+                                  'words = os.environ["RANK"], os.environ["WORLD_SIZE"], sys.executable\n'
+                                  'os.write(1, b"%s of %s, %s, %s\\n" % (*map(os.fsencode, words),\n'
+                                  '         os.environb[b"NCCL_SOCKET_IFNAME"]))\n')
     done = typed(own, slurm, f'''
         . venv/bin/activate
         eval "$(slingtorch env --values)"
-        srun -N2 --ntasks-per-node=1 singularity exec --bind "$PWD" {image} conda-python-distributed train.py''',
-                 env={'PATH': f'{images.runtime()}:{slurm.env["PATH"]}'})
-    (torch, interface), = of_two(done.stdout)
-    assert torch.startswith('/opt/') and interface == 'ib'
+        srun -N2 --ntasks-per-node=1 singularity exec --bind "$PWD" {smallimage.image(runtime)} \\
+            conda-python-distributed ranks.py''', env={'PATH': f'{runtime}:{slurm.env["PATH"]}'})
+    (python, interface), = of_two(done.stdout)
+    assert python.startswith('/usr/bin/python3') and interface == 'ib'

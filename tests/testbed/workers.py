@@ -3,13 +3,13 @@
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-TOGETHER = {'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py',
+TOGETHER = {'tests/stages/test_pytorch_image.py': 'tests/stages/test_lumi_document.py',
             'tests/real/test_own_pytorch.py': 'tests/real/test_packaging.py'}
 """Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
 
 FIRST = ['tests/stages/test_horovod.py', 'tests/stages/test_pytorch_source.py',
-         'tests/mpi_backend/test_mpi_backend.py', 'tests/quickstart/test_quickstart.py',
-         'tests/easyblocks/test_pythonvenv.py', 'tests/containers/test_lumi_document.py',
+         'tests/stages/mpi_backend/test_mpi_backend.py', 'tests/stages/test_lumi_document.py',
+         'tests/quickstart/test_quickstart.py', 'tests/easyblocks/test_pythonvenv.py',
          'tests/real/test_until_done.py', 'tests/modules/test_wheels.py', 'tests/faults/test_faults.py',
          'tests/easyblocks/test_lock.py', 'tests/easyblocks/test_pytorch_cray.py', 'tests/real/test_vet_jobs.py',
          'tests/real/test_training_examples.py', 'tests/containers/test_singularity_wrappers.py',

@@ -18,7 +18,7 @@ import test_bench
 from slingtorch import lockfile, sites as SITES
 from slingtorch.commands import bench, status
 from slingtorch.sites import probe as site_probe
-from slingtorch.job import elf, findings, machine, program, records, rules, syntax
+from slingtorch.job import elf, findings, machine, program, records, rules
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -118,10 +118,10 @@ def site_file(data, path):
 def program_said(data):
     """What check finds in a program."""
     report = findings.Report(0)
-    read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'], 'train.py')
-    rules.check(report, read, False)
-    program.check_layout(report, read, ['one'])
-    return report.sorted(), read.paths(), read.variables(), list(read.late())
+    read = rules.Program(data, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'])
+    for gpus in (None, ['one']):
+        rules.check(report, read, gpus)
+    return report.sorted(), program.outputs(read)
 
 
 def library(data, path):

@@ -5,163 +5,152 @@ import os
 import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
-from slingtorch.job import gather, meet, messages, pairs, records, vet
+from slingtorch.job import gather, meet, messages, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
 
-def said(number, **more):
-    """What a process of a node says at first."""
-    return {'number': number, 'lane': 0, 'ready': True, 'backend': 'gloo', 'gpu': '', 'error': '', 'absent': False,
-            **more}
+def said(**more):
+    """What a node says at first."""
+    return {'node': 'n', 'rank': 1, 'ranks': 1, 'ready': True, 'error': '', 'gpus': 0, 'rates': {}, **more}
 
 
-def nodes(**different):
-    """What the processes of six nodes say at first."""
-    return [said(number, **different.get('n%d' % number, {})) for number in range(6)]
+def nodes(count=6, **different):
+    """What these nodes say at first; n3={...} for what node 3 says otherwise."""
+    return {number: said(node='n%d' % number, **different.get('n%d' % number, {})) for number in range(count)}
 
 
-def speeds(slow=(), failing=(), one_direction=False, without=(), lane=0):
-    """What six nodes receive from each other, with slow ones and some of which no pair works."""
-    def received(one, other):
-        return ('no route' if {one, other} & set(failing) else
-                1e9 if other in slow or one in slow and not one_direction else 10e9)
-    return [[lane, one, other, received(one, other), received(other, one)]
-            for one in range(6) for other in range(one + 1, 6) if not {one, other} & set(without)]
+SOUND = {number: [10.0] for number in range(6)}
 
 
-def test_a_sound_backend():
-    assert vet.judge(nodes(), speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {})
+def test_sound_nodes():
+    assert vet.judge(nodes(), 'gloo', SOUND) == ({}, dict.fromkeys(range(6), 10.0))
 
 
-@pytest.mark.parametrize('planted, says', [
-    (speeds(slow=[2]), 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
-    (speeds(slow=[2], one_direction=True), 'gloo slow: best pair 1.00 GB/s'),
-    (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
+@pytest.mark.parametrize('best, says', [
+    ([1.0], 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
+    (['no route'], 'gloo fails: none of its pairs worked (no route)'),
+    (None, 'fails: it did not answer'),
 ])
-def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
-    wrong, _, untested = vet.judge(nodes(), planted, 'gloo')
-    assert list(wrong) == [2] and says in wrong[2] and not untested
+def test_a_node_that_is_slow_or_fails(best, says):
+    wrong, _ = vet.judge(nodes(), 'gloo', {**SOUND, 2: best})
+    assert wrong == {2: says}
 
 
-def test_one_slow_gpu_is_named():
-    lanes = [said(number, lane=lane, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane))
-             for number in range(6) for lane in range(4)]
-    found = sum([speeds(slow=[4] if lane == 2 else [], lane=lane) for lane in range(4)], [])
-    wrong, figures, _ = vet.judge(lanes, found, 'nccl')
-    assert wrong == {4: 'nccl, GPU 2 (0000:21:00.0), slow: best pair 1.00 GB/s, median 10.00 GB/s'}
-    assert figures[0] == 40 and figures[4] == 31
+@pytest.mark.parametrize('best, says', [
+    (1.0, 'nccl, GPU 2, slow: best pair 1.00 GB/s, median 10.00 GB/s'),
+    ('no answer within 10 s', 'nccl, GPU 2, fails: none of its pairs worked (no answer within 10 s)'),
+])
+def test_one_slow_or_failing_gpu_is_named(best, says):
+    found = {number: [10.0] * 4 for number in range(6)}
+    found[4][2] = best
+    wrong, figures = vet.judge({number: said(gpus=4) for number in range(6)}, 'nccl on 4 GPUs', found)
+    assert wrong == {4: says}
+    assert figures[0] == 40 and figures[4] in (30, 31)
 
 
 @pytest.mark.parametrize('different, says', [
-    ({'ready': False, 'error': 'RuntimeError: no such interface'},
-     'fails: gloo does not start: RuntimeError: no such interface'),
-    ({'ready': False, 'error': 'no torch', 'absent': True}, 'fails: gloo does not start: no torch'),
-    ({'backend': 'nccl'}, 'fails: its PyTorch uses nccl, the others use gloo'),
+    ({'error': 'RuntimeError: no such interface'}, 'fails: gloo does not start: RuntimeError: no such interface'),
+    ({'gpus': 3}, 'fails: its PyTorch uses nccl on 3 GPUs, the others use gloo'),
 ])
-def test_a_backend_that_does_not_start_on_one_node(different, says):
-    wrong, figures, untested = vet.judge(nodes(n3=different), speeds(without=[3]), 'gloo')
-    assert wrong == {3: says} and len(figures) == 5 and not untested
+def test_a_node_that_does_not_start_or_uses_something_else(different, says):
+    wrong, figures = vet.judge(nodes(n3=different), 'gloo', {number: [10.0] for number in range(6) if number != 3})
+    assert wrong == {3: says} and len(figures) == 5
 
 
-def test_what_starts_nowhere():
-    absent = [said(number, lane=1, ready=False, error='no GPU 1', absent=True) for number in range(6)]
-    assert vet.judge(nodes() + absent, speeds(), 'gloo') == ({}, dict.fromkeys(range(6), 10.0), {1: 'no GPU 1'})
-    # it was tried, and is certain
-    broken = [said(number, ready=False, error='ImportError: libmkl.so') for number in range(6)]
-    assert set(vet.judge(broken, [], 'gloo')[0]) == set(range(6))
+def test_what_starts_nowhere_is_wrong_everywhere():
+    broken = {number: said(error='ImportError: libmkl.so') for number in range(6)}
+    assert vet.judge(broken, '', {}) == (
+        dict.fromkeys(range(6), 'fails: the backend does not start: ImportError: libmkl.so'), {})
 
 
-@pytest.mark.parametrize('figure, kind, rate, reference, says', [
-    (90, 'nccl', 100, 0, []), (49, 'nccl', 100, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
-    (3, 'gloo', 100, 0, []), (0.4, 'gloo', 100, 0, ['line rate: 2 of 2 nodes']), (0.1, 'gloo', 0, 0, []),
-    (80, 'nccl', 100, 85, ['reference: 2 of 2 nodes: lowest 80.00 GB/s over nccl, less than the site\'s reference']),
-    (86, 'nccl', 100, 85, []),
+@pytest.mark.parametrize('figure, gpus, rate, references, says', [
+    (90, 1, 100, {}, ''), (49, 1, 100, {}, '2 of 2 nodes: lowest 49.00 GB/s, less than 0.5 of the line rate'),
+    (3, 0, 100, {}, ''), (0.4, 0, 100, {}, '2 of 2 nodes'), (0.1, 0, 0, {}, ''),
+    (80, 1, 100, {'nccl': 85}, '2 of 2 nodes: lowest 80.00 GB/s, less than the site\'s reference (85 GB/s)'),
+    (86, 1, 100, {'nccl': 85}, ''), (80, 1, 100, {'gloo': 85}, ''),
 ])
-def test_line_rate_and_reference_are_only_said(figure, kind, rate, reference, says):
-    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, {0: rate, 1: rate}, reference)
-    assert len(lines) == len(says) and all(line.startswith(text) for line, text in zip(lines, says))
+def test_line_rate_and_reference(figure, gpus, rate, references, says):
+    there = nodes(2, **{'n%d' % number: {'gpus': gpus, 'rates': {'hsn0': rate}} for number in (0, 1)})
+    _, low = vet.table_of(there, vet.uses(there[0]), {0: [figure], 1: [figure]}, references)
+    assert low.startswith(says) and bool(low) == bool(says)
 
 
 # --- the rounds
 
 
 class Planted:
-    """PyTorch's store as far as pairs.Keeper asks for it; what the processes of each round say is planted."""
+    """PyTorch's store as far as rank 0 asks for it; what the nodes say first, and their reports, are planted."""
 
-    def __init__(self, lanes, answers):
-        self.kept = {'lane-%d' % number: meet.messages.dump(said) if isinstance(said, dict) else said
-                     for number, said in lanes.items()}
-        self.lanes, self.answers, self.asked = lanes, answers, []
+    def __init__(self, come, report):
+        self.come, self.report, self.kept = come, report, {}
 
-    def count(self, key):
-        return len(self.lanes) if key == 'lanes' else 2 * len(self.asked[-1])
+    def others(self, ranks, world, end):
+        assert ranks >= len(self.come)
+        return {number: said if messages.has_form(said, meet.COMES) else None for number, said in enumerate(self.come, 1)}
 
     def put(self, key, thing):
-        self.asked.append(thing['pairs'])
-        for pair in thing['pairs']:
-            for number in pair:
-                said = self.answers(number, len(self.asked) - 1)
-                if said is not None:
-                    self.kept['did-%d-%d' % (len(self.asked) - 1, number)] = said
+        self.kept[key] = thing
 
-    known = meet.Store.known
+    def reports(self, numbers, end):
+        found = {str(number): self.report(number) for number in numbers if self.report(number) != 'none'}
+        return {number: report if messages.has_form(report, {}) else None for number, report in found.items()}
 
-    def is_there(self, key):
-        return key in self.kept
-
-    def raw(self, keys):
-        return [self.kept[key] for key in keys]
+    def word(self, word, count):
+        self.kept['word'] = word
 
 
-def lane(rank, **more):
-    return {'rank': rank, 'lane': 0, 'lanes': 1, 'node': 'n%d' % rank, 'ready': True, 'backend': 'gloo', 'gpu': '',
-            'error': '', 'absent': False, 'rates': {}, **more}
+@pytest.fixture
+def conduct(tmp_path, capsys, monkeypatch):
+    """What rank 0 of this many nodes prints and writes, and the store, where the nodes say this."""
+    def run(come, report, size=None, references=None, rounds=8):
+        store = Planted(come, report)
+        monkeypatch.setattr(meet, 'Store', lambda *args: store)
+        monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
+        store.status = vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size or len(come))}, str(tmp_path)), argparse.Namespace(
+            rounds=rounds, write=f'{tmp_path}/vet', json=None, reference=list((references or {}).items())))
+        lists = [(tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon')]
+        return capsys.readouterr().out, *lists, store
+    return run
 
 
-RIGHT = meet.messages.dump({'error': '', 'received': 5e9})
+def report(figure):
+    return lambda number: {'best': [figure]}
 
 
-def keeper(nodes, answers, **different):
-    """After all rounds of these nodes, whose process number is the rank and one more."""
-    one = pairs.Keeper(Planted({rank + 1: different.get('n%d' % rank, lane(rank)) for rank in range(nodes)}, answers))
-    one.gather(nodes, time.monotonic() + 0.2)
-    one.measure(99)
-    return one
+def test_all_nodes_that_start_take_part(conduct):
+    come = [said(node='n%d' % number, rank=number + 1) for number in range(5)]
+    come[3].update(error='no hsn0')
+    out, vetted, cordon, store = conduct(come, report(5.0))
+    assert store.kept == {'go': {'ring': [1, 2, 3, 5], 'rounds': 3}, 'word': '1'} and store.status == 1
+    assert (vetted, cordon) == (['n0', 'n1', 'n2', 'n4'], ['n3'])
+    assert out.startswith('slingtorch vet: nodes: 5, rounds: 3, ')
+    assert 'Cordon: n3    fails: gloo does not start: no hsn0\n' in out
 
 
-def test_each_pair_is_measured_in_both_directions():
-    one = keeper(5, lambda number, turn: RIGHT)
-    assert sorted(entry[1:3] for entry in one.speeds) == [[a, b] for a in range(5) for b in range(a + 1, 5)]
-    assert {speed for entry in one.speeds for speed in entry[3:]} == {5e9}
+@pytest.mark.parametrize('says', [
+    'none', None, 7, [], {'best': 'fast'}, {'best': [True]}, {'best': [1.0, 1.0]}, {'best': {}}, {}])
+def test_a_report_in_another_way_is_none(conduct, says):
+    out, vetted, cordon, _ = conduct([said(node='n%d' % number) for number in range(4)],
+                                     lambda number: says if number == 3 else {'best': [5.0]})
+    assert (vetted, cordon) == (['n0', 'n1', 'n3'], ['n2']) and 'Cordon: n2    fails: it did not answer\n' in out
 
 
-@pytest.mark.parametrize('says, words', [
-    (None, 'it did not answer'), (b'\xff', 'it did not answer'), (b'[[[[', 'it did not answer'),
-    (b'{"error": 7}', 'it did not answer'), (b'{"error": "it ended", "received": 1}', 'it ended'),
-    (b'{"error": "", "received": "fast"}', ''),
-])
-def test_what_a_process_says_wrongly_counts_as_failed(says, words):
-    one = keeper(6, lambda number, turn: says if number == 3 else RIGHT)
-    failed = [text for entry in one.speeds for text in entry[3:] if isinstance(text, str)]
-    assert failed and set(failed) == {words}
-    assert len([pair for pairs_ in one.store.asked for pair in pairs_ if 3 in pair]) == (
-        1 if words == 'it did not answer' else pairs.FAILED)
+def test_a_node_without_a_partner_is_untested(conduct):
+    """In the only round of three nodes."""
+    out, vetted, cordon, store = conduct([said(node='n%d' % number) for number in range(3)],
+                                         lambda number: {'best': [5.0] if number != 3 else []}, rounds=1)
+    assert 'Untested: n2    no pair was measured\n' in out and len(vetted) == 3 and store.status == 0
 
 
-@pytest.mark.parametrize('said', [b'', b'{', b'[]', {**lane(2), 'rank': '2'}, lane(2, lane=-1), lane(2, node=5)])
-def test_a_node_that_comes_in_another_way_did_not_come(said):
-    one = keeper(4, lambda number, turn: RIGHT, n2=said)
-    assert sorted(said['rank'] for said in one.lanes.values()) == [0, 1, 3] and len(one.speeds) == 3
-
-
-def test_a_process_of_another_backend_measures_with_nobody():
-    one = keeper(4, lambda number, turn: RIGHT, n2=lane(2, backend='nccl'), n3=lane(3, ready=False, error='no hsn0'))
-    assert one.kind == 'gloo' and [entry[1:3] for entry in one.speeds] == [[0, 1]]
+@pytest.mark.parametrize('come', [None, {**said(), 'gpus': '2'}, {**said(), 'rates': {'hsn0': 'fast'}}, {'rank': 2}])
+def test_a_node_that_comes_in_another_way_did_not_come(conduct, come):
+    out, vetted, cordon, store = conduct([said(node='n0'), said(node='n1'), come, said(node='n3')], report(5.0))
+    assert store.kept['go']['ring'] == [1, 2, 4] and vetted == ['n0', 'n1', 'n3'] and cordon == []
+    assert 'Cordon: (a node of unknown name)    fails: it did not answer\n' in out and store.status == 1
 
 
 # --- the process
@@ -179,7 +168,7 @@ ALONE = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': 
 def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
     if code:
         (tmp_path / 'torch.py').write_text(code)
-    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs', 0, 1)
+    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs')
     try:
         assert child.hear(vet.time.monotonic() + 60) == found
     finally:
@@ -188,58 +177,48 @@ def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
 
 def test_a_process_that_hangs_is_given_up(tmp_path):
     (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
-    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs', 0, 1)
+    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs')
     try:
         assert child.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time'}
     finally:
         child.end()
 
 
-def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='gloo', size=2):
-    """What rank 0 of this many nodes prints and writes, where the processes say this."""
-    planted = pairs.Keeper(None)
-    planted.lanes, planted.speeds, planted.kind, planted.rounds = dict(enumerate(lanes)), found, kind, 1
-    planted.measure, planted.tell = (lambda rounds: None), (lambda word: None)
-    monkeypatch.setattr(pairs, 'keep', lambda environ, seconds: planted)
-    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
-    vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
-        rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
-    return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
-
-
 def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)
     monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {'end': lambda self: None})())
     with pytest.raises(gather.PeerLost, match='nodes cannot meet at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: Mod.*torch'):
-        vet.run(Machine(ALONE, str(tmp_path)), sys.stdout, argparse.Namespace(rounds=1))
+        vet.run(Machine(ALONE, str(tmp_path)), argparse.Namespace(rounds=1))
 
 
 @pytest.mark.parametrize('figure, rates, references, word', [
     (40, {'hsn0': 25.0}, {}, 'Vetted'), (0.4, {'hsn0': 25.0}, {}, 'Cordon'), (40, {}, {}, 'Untested'),
     (40, {}, {'gloo': 80}, 'Cordon'), (90, {}, {'gloo': 80}, 'Vetted'),
 ])
-def test_of_two_nodes_the_absolute_figure_decides(tmp_path, capsys, monkeypatch, figure, rates, references, word):
-    lanes = [{**lane(rank, rates=rates), 'number': rank} for rank in (0, 1)]
-    found = [[0, 0, 1, figure * 1e9, figure * 1e9]]
-    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, found, references)
-    assert [line.split()[:2] for line in out.splitlines()[2:4]] == [[word + ':', 'n0'], [word + ':', 'n1']]
-    assert out.splitlines()[2].endswith('    gloo %.2f GB/s' % figure)
+def test_of_two_nodes_the_absolute_figure_decides(conduct, figure, rates, references, word):
+    out, vetted, cordon, store = conduct(
+        [said(node='n%d' % number, rates=rates) for number in (0, 1)], report(float(figure)), references=references)
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [[word + ':', 'n0'], [word + ':', 'n1']]
+    assert out.splitlines()[1].endswith('    gloo %.2f GB/s' % figure)
     assert ['n0', 'n1'] == (cordon if word == 'Cordon' else vetted) and not (vetted and cordon)
+    assert store.status == (word == 'Cordon') and store.kept['word'] == '01'[word == 'Cordon']
 
 
-def test_a_node_that_did_not_come_is_cordoned_and_a_gpu_uses_one_card(tmp_path, capsys, monkeypatch):
+def test_a_node_that_did_not_come_is_cordoned_and_a_gpu_uses_one_card(conduct):
     """One GPU of 25 GB/s reaches more than half of its card's rate, though its node has four cards."""
     rates = {'hsn%d' % number: 25.0 for number in range(4)}
-    lanes = [{**lane(rank, backend='nccl', rates=rates), 'number': rank} for rank in (0, 1)]
-    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 20e9, 20e9]], kind='nccl', size=3)
-    assert (vetted, cordon) == (['n0', 'n1'], []) and 'yellow' not in out
+    out, vetted, cordon, store = conduct(
+        [said(node='n%d' % number, gpus=1, rates=rates) for number in (0, 1)],
+        lambda number: {'best': [20.0], 'network': 'AWS Libfabric', 'provider': 'cxi'}, size=3)
+    assert (vetted, cordon) == (['n0', 'n1'], []) and 'yellow' not in out and store.status == 1
     assert 'Cordon: (a node of unknown name)    fails: it did not answer' in out
+    assert '20.00 GB/s (nccl on 1 GPUs, AWS Libfabric, cxi)' in out
 
 
-def test_a_node_writes_no_lines_of_its_own(tmp_path, capsys, monkeypatch):
-    lanes = [{**lane(rank), 'number': rank} for rank in range(3)]
-    lanes[2].update(ready=False, error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
-    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 5e9, 5e9]], size=3)
+def test_a_node_writes_no_lines_of_its_own(conduct):
+    come = [said(node='n%d' % number) for number in range(3)]
+    come[2].update(error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
+    out, vetted, cordon, _ = conduct(come, lambda number: {'best': [5.0], 'network': 'a\nVetted: n4\x1b'})
     assert '\x1b' not in out and len([line for line in out.splitlines() if line.startswith('Vetted: ')]) == 2
     assert (vetted, cordon) == (['n0', 'n1'], [])
 
@@ -334,13 +313,6 @@ def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_sa
     assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
     kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
     assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
-
-
-def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Machine, 'gpus', lambda self: [('0000:%d1:00.0' % n, [], 'cuda') for n in range(4)])
-    monkeypatch.setattr(vet.look, 'visible_gpus', lambda machine, known: [known[0][0]])
-    out, _, _ = verdict(tmp_path, capsys, monkeypatch, [{**lane(0), 'number': 0}], [], size=1)
-    assert "3 of a node's 4 GPUs: not tested, since this rank sees only 1." in out and 'Untested: ' in out
 
 
 @pytest.mark.parametrize('count', ['0', '-1'])

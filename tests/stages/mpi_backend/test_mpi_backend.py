@@ -189,7 +189,7 @@ def test_every_operation_type_size_and_use(builds, mpi, ranks, names):
 
 
 def test_tests_of_pytorch(built, tmp_path):
-    """A selection of distributed_test.py; all of it: mpiexec -n 3 python tests/mpi_backend/pytorch.py mpi."""
+    """A selection of distributed_test.py; all of it: mpiexec -n 3 python tests/stages/mpi_backend/pytorch.py mpi."""
     run([sys.executable, '-m', 'pip', 'install', '--quiet', '--target', tmp_path, EXPECTTEST], timeout=120)
     names = ['all_gather', 'all_reduce_group', 'all_to_all', 'barrier', 'broadcast', 'destroy', 'gather', 'get',
              'isend', 'reduce_group', 'scatter', 'send_recv']

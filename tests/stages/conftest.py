@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The container runtime, images with a real PyTorch, and LUMI as its users see it."""
+"""Images with a real PyTorch, and LUMI as its users see it."""
 
 import pytest
 
 from testbed import images, lumi as lumi_, slurm as slurm_
-
-
-@pytest.fixture(scope='session')
-def runtime():
-    """Directory of the commands apptainer and singularity."""
-    return images.runtime()
 
 
 @pytest.fixture(scope='session')
