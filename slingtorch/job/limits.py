@@ -3,11 +3,13 @@
 What may differ from rank to rank and from node to node: limits of the shell and of control groups, compared with what
 the process with PyTorch used; directories, tested by writing to them; and a compiler.
 """
+import contextlib
 import ctypes
 import errno
 import os
 import re
 import resource
+import stat
 import subprocess
 import sysconfig
 import tempfile
@@ -41,6 +43,8 @@ SHORT, SOON = 60, 300
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
+# bytes for a program's output
+PRINTS = 1 << 20
 # processes and threads of a rank: those of PyTorch and OpenMP, and some workers
 ROOM = 64
 # characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx
@@ -197,6 +201,10 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         here = 'one that has been removed'
     report.fact('working directory', here)
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.fstat(1).st_mode) and free_in(1) < PRINTS:
+            report.add('yellow', 'disk', "stdout goes to a file on a full disk: printing ends the program",
+                       "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
     wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'it does not exist'
     remedy = "enlarge the container's /dev/shm (docker --shm-size), or ask the centre to enlarge or clean up the node's"

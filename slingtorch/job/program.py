@@ -21,10 +21,6 @@ OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
 # what needs a compiler: torch.compile, also as a decorator, but for an eager backend, model.compile() and extensions
 COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)|cpp_extension'
-# the name of a variable that a program reads, and those that name the rank or its place, or belong to the launcher
-READS = re.compile(rb"""(?:environ\[|environ\.get\(|getenv\()\s*['"](\w+)['"](?!\]\s*=[^=])""")
-PER_RANK = re.compile(r'.*(RANK|LOCALID|PROCID|NODEID|HOST|NODE|VISIBLE|_PID)|(SLURM|PMI|PMIX|PALS|OMPI|MPI|HYDRA|PBS|'
-                      r'SLINGTORCH|MASTER|TORCHELASTIC)_|(HOME|PWD|TMPDIR|TMP|TEMP|PATH)$', re.I)
 
 
 def program_of(words: list) -> tuple:
@@ -111,8 +107,6 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     details['written'] = outputs(program)
     details['compiles'] = program.mentions(COMPILES)
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
-    reads = {found.decode() for content in program.files.values() for found in READS.findall(content)}
-    details['reads'] = sorted(one for one in reads if not PER_RANK.match(one) and '/' not in environ.get(one, ''))
     texts = {text for text in map(literal, program.nodes)
              if isinstance(text, str) and re.match(
                  r'(?!/(dev|proc|sys|tmp)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
