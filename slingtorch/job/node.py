@@ -112,8 +112,8 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     if probe:
         check_libraries(report, mapped, machine)
     carrier, provider = probe.get('network'), probe.get('provider')
-    # NCCL over any other network has found the plugin that it needs
-    if carrier in (None, 'Socket') and probe.get('plugin'):
+    # NCCL over any other network has found the plugin that it needs; without one, its log always says so
+    if carrier in (None, 'Socket') and plugin and probe.get('plugin'):
         report.add('yellow', 'plugin', "NCCL did not load the plugin: %s" % probe['plugin'],
                    "load the module of the plugin and those that it was built with (libfabric, hwloc, CUDA or ROCm)")
     elif carrier in (None, 'Socket') and not plugin:

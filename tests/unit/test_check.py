@@ -797,8 +797,22 @@ def test_plugin_missing_where_there_is_slingshot(job, tmp_path):
     assert 'network plugin is missing' in only(job.run()[2], 'plugin', 'yellow')[0]
     job.answer = {'network': 'AWS Libfabric'}       # NCCL's own word
     assert not named(job.run()[2], 'plugin', 'yellow')
-    job.answer = {'network': 'Socket', 'plugin': 'Could not find: libnccl-net.so. Using internal'}
-    assert 'did not load the plugin: Could not find' in dict(named(job.run()[2], 'plugin', 'yellow')).popitem()[0]
+
+
+@pytest.mark.parametrize('env, there, says', [
+    ({}, False, None), ({'NCCL_NET': 'AWS Libfabric'}, False, 'network plugin is missing'),
+    ({}, True, 'did not load the plugin: Plugin load returned 0'),
+])
+def test_only_a_plugin_that_is_there_or_wanted_is_missed_in_nccls_log(tmp_path, env, there, says):
+    """Most clusters need none, and NCCL logs that it found none."""
+    report = findings.Report(0)
+    if there:
+        report.fact('plugin', '/opt/libnccl-net.so')
+    node.check_probe(report, {'facts': {}, 'seconds': {}, 'maps': [], 'network': 'Socket', 'plugin':
+                              'Plugin load returned 0 : libcudart.so.11.0: cannot open shared object file'},
+                     Machine(env, str(tmp_path)))
+    found = [entry[2] for entry in report.sorted() if entry[1] == 'plugin']
+    assert [says in text for text in found] == [True] * bool(says)
 
 
 def test_two_libnccl_in_a_process_and_two_mpis(job, tmp_path):
