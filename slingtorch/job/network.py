@@ -33,6 +33,8 @@ LOOPBACK, LINK_LOCAL, SILENT, UNHEARD, RESENDS, BEFORE = (
 # Why all_reduces fail or do not end: (pattern of an error with its state(), level, text, remedy). A broken network
 # causes different errors on the nodes: the first entry that fits one of them is the cause.
 CAUSES = (
+    # not of the trial, although it may name a loopback address: rank 0's node had no store for it
+    ('^PyTorch cannot open its store', '', '', ''),
     ('unsupported gloo device', 'red', "GLOO_DEVICE_TRANSPORT names a transport that this PyTorch's gloo does not have",
      "unset it in the job script, or set it to TCP"),
     (r'(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other nodes as its "

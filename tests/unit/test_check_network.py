@@ -83,6 +83,9 @@ def test_the_cause_is_named_and_has_a_remedy(error, sockets, before, says):
 
 
 @pytest.mark.parametrize('texts, left', [
+    # of rank 0 alone, before any trial
+    (["PyTorch cannot open its store at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: timed out"],
+     "PyTorch cannot open its store at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: timed out"),
     (['failed: cannot find hsn', 'failed: Connection reset by peer'], 'failed: cannot find hsn'),
     (['failed: Connection closed by peer'], 'failed: Connection closed by peer'),
     (['a did not end within 5 s', 'a did not end within 6 s'], 'a did not end within 5 s'),
