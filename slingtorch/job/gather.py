@@ -194,6 +194,9 @@ class LocalRanks(Files):
             try:
                 shutil.rmtree(self.place, ignore_errors=True)   # left behind by an earlier start that was killed
                 make_private(self.place)
+                full = limits.write_trial(self.place, self.count << 13)     # more than the ranks usually write
+                if full:
+                    raise OSError(full)
                 self.write(FIRST, {'pid': os.getpid()})
                 return
             except OSError as err:

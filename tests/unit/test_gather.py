@@ -117,6 +117,14 @@ def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
         shutil.rmtree(local.place)
 
 
+def test_where_only_the_first_rank_has_room_ranks_meet_in_shm(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: (
+        'no room' if place.startswith(str(tmp_path)) and size >= 4 * 4096 else ''))
+    local = gather.LocalRanks(environment(tmp_path))
+    shutil.rmtree(local.place)
+    assert local.place.startswith('/dev/shm/') and not list(tmp_path.iterdir())
+
+
 def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
     with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
