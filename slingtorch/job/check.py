@@ -423,6 +423,7 @@ def main(argv: list) -> int:
     parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
-    machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
+    machine, out = Machine(), sys.stderr if args.stderr else sys.stdout     # type: Any, Any
+    out.reconfigure(errors='backslashreplace')      # as on stderr: values of variables may be in another encoding
     return gather.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch(),
                                                         words=args.program[args.program[:1] == ['--']:]))

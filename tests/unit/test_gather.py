@@ -374,6 +374,21 @@ def test_a_hundred_thousand_ranks_have_a_header():
     assert time.process_time() - begin < 2      # it was 17 s for 32,768
 
 
+# --- output
+
+
+@pytest.mark.parametrize('encoding, shown', [('ascii', '\\xe9 is missing'), ('utf-8', '\xe9 is missing')])
+def test_what_stdout_cannot_show_is_no_traceback(tmp_path, encoding, shown):
+    (tmp_path / 'torch').mkdir()
+    (tmp_path / 'torch/__init__.py').write_text('raise ImportError("caf\\xe9 is missing")\n')
+    env = {**os.environ, **environment(tmp_path, WORLD_SIZE='1', LOCAL_WORLD_SIZE='1'), 'PYTHONPATH': str(tmp_path),
+           'PYTHONIOENCODING': encoding, 'NCCL_ALGO': os.fsdecode(b'\xff')}
+    done = subprocess.run([sys.executable, '-B', ROOT / 'slingtorch/job', 'check'], env=env, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b'')
+    assert shown in done.stdout.decode() and "NCCL_ALGO='\\udcff'" in done.stdout.decode()
+
+
 # --- signals
 
 
