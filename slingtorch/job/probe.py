@@ -179,6 +179,7 @@ def taken() -> dict:
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
     return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
+            'd': int(sizes.get('VmData', 0)) << 10,
             's': int(sizes.get('VmStk', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 

@@ -397,6 +397,7 @@ def test_another_job_s_number_is_seen_by_the_parent(tmp_path, environ, title, le
 @pytest.mark.parametrize('environ, planted, level, name', [
     ({}, None, None, ''), ({'TORCHELASTIC_USE_AGENT_STORE': 'True'}, None, 'red', 'variable'),
     ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x'}, None, None, ''),
+    ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x', 'SLINGTORCH_LAUNCHER': 'slurm'}, None, 'red', 'variable'),
     ({}, 'user', 'yellow', 'torch'), ({}, 'encoding', 'yellow', 'value'),
 ])
 def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, level, name):
@@ -693,6 +694,15 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), but this job has 4'),
     ("def main():\n    dist.init_process_group('gloo', world_size=2)\nmain()", 'red', 'world_size=2'),
     ("dist.init_process_group('gloo', world_size=SIZE)", None, ''),
+    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)\nmain()", 'red', 'world_size=2'),
+    ("def main():\n    rank, size = 0, 2\n    dist.init_process_group('gloo', world_size=size)\nmain()", 'red', 'world_size=2'),
+    ("SIZE = 2\nSIZE = count()\ndist.init_process_group('gloo', world_size=SIZE)", None, ''),
+    ("try:\n    from conf import SIZE\nexcept ImportError:\n    SIZE = 2\ndist.init_process_group('gloo', world_size=SIZE)",
+     None, ''),
+    ("def main(size):\n    dist.init_process_group('gloo', world_size=size)\nsize = 2\nmain(4)", None, ''),
+    ("def other():\n    size = 2\ndef main():\n    dist.init_process_group('gloo', world_size=size)\nother()\nmain()", None, ''),
+    ("number, size = int(job.get('SLURM_LOCALID', 0)), int(job['SLURM_NTASKS'])\n"
+     "dist.init_process_group('gloo', rank=number, world_size=size)", 'yellow', 'the local rank as the rank'),
     ("dist.init_process_group('gloo', world_size=4)\ndist.init_process_group('gloo', world_size=2)", None, ''),
     # which the program may skip
     ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
