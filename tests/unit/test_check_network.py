@@ -255,6 +255,16 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     busy.set()
 
 
+def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
+    def fails(*_):
+        raise ModuleNotFoundError("No module named 'torch.distributed'")
+
+    monkeypatch.setattr(probe.meet, 'Store', type('Store', (), {'__init__': fails}))
+    one = probe.Probe(os.open(os.devnull, os.O_WRONLY))
+    one.environ = {'RANK': '0'}
+    assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
+
+
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
@@ -275,12 +285,12 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'v': 4 << 30, 's': 132 << 10, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
-    ('v', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
+    ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
