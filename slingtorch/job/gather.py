@@ -20,6 +20,8 @@ from .machine import by_srun
 
 # the verdict if rank 0 gave none; else it is 0 or 1
 LOST = 'lost'
+# seconds that ranks have to read it: those that may hang, and those that have reported, on a node that is busy
+HANGS, READS = 2, 20
 # the first rank's files: that it lives, and rank 0's verdict
 FIRST, WORD = 'first', 'word'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
@@ -225,5 +227,7 @@ class LocalRanks(Files):
     def tell(self, word: str) -> None:
         """Pass on rank 0's verdict; remove the directory once all ranks have read it and ended."""
         self.write(WORD, word)
-        messages.until(lambda: not any(lives for _, lives in self.others().values()), time.monotonic() + 2)
+        begin = time.monotonic()
+        messages.until(lambda: not any(lives and (rank in self.reports or time.monotonic() < begin + HANGS)
+                                       for rank, (_, lives) in self.others().items()), begin + READS)
         shutil.rmtree(self.place, ignore_errors=True)

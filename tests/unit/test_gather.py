@@ -74,6 +74,17 @@ def test_the_verdict_is_kept_until_all_have_read_it(first, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('thing, waits', [({'report': report(1), 'details': DETAILS}, True), ({'pid': 1}, False)])
+def test_a_rank_that_has_reported_may_read_the_verdict_late(first, tmp_path, monkeypatch, thing, waits):
+    monkeypatch.setattr(gather, 'HANGS', 0)
+    monkeypatch.setattr(gather, 'READS', 0.2)
+    files = other(tmp_path, thing)
+    first.look(0)
+    begin = time.monotonic()
+    first.tell('0')
+    assert (time.monotonic() - begin > 0.2) == waits and files.kept
+
+
 def test_a_rank_that_has_ended_is_not_waited_for(first, tmp_path):
     other(tmp_path, {'pid': 4711}, ends=True)
     assert first.look(time.monotonic() - 1) and first.ended == {1: 4711} and not first.reports
