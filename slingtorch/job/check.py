@@ -361,7 +361,8 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
         return str(probe.ask('word', seconds, report=rank.report.dump()))
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
-            if level == 'red':
+            # another job's number is also another MASTER_PORT
+            if level == 'red' or name == 'world-size':
                 gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
         raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if found.get('met') else
                         "this node cannot reach rank 0's node: %s") % err)

@@ -19,7 +19,7 @@ from .kinds import Any, Callable, Machine, Mapping, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
-         's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
+         'd': (resource.RLIMIT_DATA, 'of data'), 's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
          'f': (resource.RLIMIT_FSIZE, 'in a file, also in /dev/shm'), 't': (resource.RLIMIT_CPU, 'processor time')}
 # an error that such a limit may cause
 LACKS = 'failed to map|[Aa]llocat|MemoryError|bad_alloc|Too many open files|new thread|status -(6|9|11|24|25)'
@@ -112,7 +112,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     files = took.get('fds', 0) + (world - 1) * connects
     # {option: (what PyTorch or any training needs at least, what suffices)}
     needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (took.get('s', 0), SMALL_STACK),
-             'v': (took.get('v', 0), max(2 * took.get('v', 0), SPACE))}
+             **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
     for details in ranks:
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS

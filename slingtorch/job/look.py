@@ -152,7 +152,9 @@ def look_at_user(machine: 'Machine', report: 'Report') -> None:
     except (KeyError, OSError, ImportError):
         report.add('yellow', 'torch', "user id %d has no name on this node, but torch.compile needs one (getpass)"
                    % os.getuid(), "export USER=NAME, or in a container bind /etc/passwd")
-    if machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not machine.environ.get('TORCHELASTIC_RUN_ID'):
+    environ = machine.environ
+    by_torchrun = environ.get('TORCHELASTIC_RUN_ID') and environ.get('SLINGTORCH_LAUNCHER', 'torchrun') == 'torchrun'
+    if environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not by_torchrun:
         report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, but torchrun did not start this rank: rank 0 "
                    "waits for a store that torchrun would provide", "unset it in the job script")
 

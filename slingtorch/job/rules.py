@@ -124,6 +124,22 @@ class Program:
         """Whether a line, before a comment, has a regular expression."""
         return any(re.search(b'(?m)^[^#\n]*(%s)' % pattern, text) for text in self.files.values())
 
+    def meant(self, node: 'Any') -> 'Any':
+        """What a name stands for, if only one statement, of the same function or the module, assigns to it; or `node`."""
+        name = named(node) if isinstance(node, ast.Name) else ''
+        stored = [one for one in self.nodes if name and name in (getattr(one, key, '') for key in (
+            'id', 'arg', 'name', 'asname')) and not isinstance(getattr(one, 'ctx', None), ast.Load)
+                  and not isinstance(one, ast.keyword)]
+        above = self.above[id(stored[0])] if len(stored) == 1 else None     # type: Any
+        if not above or self.place[id(above)] != self.place[id(node)] or not isinstance(
+                self.function(above), ast.Module) and self.function(above) is not self.function(node):
+            return node
+        if isinstance(above, ast.Tuple):    # rank, size = 0, 2
+            number, above = above.elts.index(stored[0]), self.above[id(above)]
+            values = getattr(above.value, 'elts', []) if isinstance(above, ast.Assign) else []
+            return values[number] if number < len(values) else node
+        return above.value if isinstance(above, ast.Assign) else node
+
     def where(self, node: 'Any') -> str:
         """The line of a node, and its file if that is not the script."""
         path = self.place[id(node)]
@@ -172,7 +188,8 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
     calls = program.calls.get('init_process_group', ())
     for node in calls if len(calls) == 1 else ():   # of several, this job need not come to this one
         words, several, master = keywords(node), program.world > program.local, program.environ.get('MASTER_ADDR')
-        backend = literal(words.get('backend', (node.args + [None])[0]))
+        words = {name: program.meant(value) for name, value in words.items()}
+        backend = literal(words.get('backend') or program.meant((node.args + [None])[0]))
         size, rank, method = (literal(words.get(name)) for name in ('world_size', 'rank', 'init_method'))
         host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', str(method))
         remedy = "leave world_size, rank and init_method out: they are read from the environment"

@@ -83,4 +83,4 @@ def test_an_image_of_another_project(own, slurm, runtime):
         srun -N2 --ntasks-per-node=1 singularity exec --bind "$PWD" {smallimage.image(runtime)} \\
             conda-python-distributed ranks.py''', env={'PATH': f'{runtime}:{slurm.env["PATH"]}'})
     (python, interface), = of_two(done.stdout)
-    assert python.startswith('/usr/bin/python3') and interface == 'ib'
+    assert python.startswith('/usr/bin/python') and interface == 'ib'

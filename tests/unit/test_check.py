@@ -504,6 +504,17 @@ def test_the_port_of_torchruns_agent(job):
     assert not red(found) and found['ranks'] == [0]
 
 
+def test_a_node_that_does_not_come_says_what_may_be_why(job, capsys):
+    rank = check.Rank(Machine(job.environ(4)), None, NoTorch, [])
+    rank.report.add('red', 'master', 'the red one')
+    rank.report.add('yellow', 'world-size', "another job's number")
+    rank.report.add('yellow', 'cores', 'what has nothing to do with it')
+    with pytest.raises(gather.PeerLost, match='cannot reach rank 0.*no route'):
+        check.deliver(rank, None, {'lost': 'no route'})
+    said = capsys.readouterr().err
+    assert 'the red one' in said and "world-size: another job's number" in said and 'nothing to do' not in said
+
+
 def test_clock_skew(job):
     job.clocks[1] = lambda: time.time() + 100
     text, ranks = only(job.run()[2], 'clock', 'yellow')

@@ -255,6 +255,16 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     busy.set()
 
 
+def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
+    def fails(*_):
+        raise ModuleNotFoundError("No module named 'torch.distributed'")
+
+    monkeypatch.setattr(probe.meet, 'Store', type('Store', (), {'__init__': fails}))
+    one = probe.Probe(os.open(os.devnull, os.O_WRONLY))
+    one.environ = {'RANK': '0'}
+    assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
+
+
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
@@ -275,12 +285,12 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'v': 4 << 30, 's': 132 << 10, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
-    ('v', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
+    ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
@@ -397,6 +407,7 @@ def test_another_job_s_number_is_seen_by_the_parent(tmp_path, environ, title, le
 @pytest.mark.parametrize('environ, planted, level, name', [
     ({}, None, None, ''), ({'TORCHELASTIC_USE_AGENT_STORE': 'True'}, None, 'red', 'variable'),
     ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x'}, None, None, ''),
+    ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x', 'SLINGTORCH_LAUNCHER': 'slurm'}, None, 'red', 'variable'),
     ({}, 'user', 'yellow', 'torch'), ({}, 'encoding', 'yellow', 'value'),
 ])
 def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, level, name):
@@ -706,6 +717,15 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), but this job has 4'),
     ("def main():\n    dist.init_process_group('gloo', world_size=2)\nmain()", 'red', 'world_size=2'),
     ("dist.init_process_group('gloo', world_size=SIZE)", None, ''),
+    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)\nmain()", 'red', 'world_size=2'),
+    ("def main():\n    rank, size = 0, 2\n    dist.init_process_group('gloo', world_size=size)\nmain()", 'red', 'world_size=2'),
+    ("SIZE = 2\nSIZE = count()\ndist.init_process_group('gloo', world_size=SIZE)", None, ''),
+    ("try:\n    from conf import SIZE\nexcept ImportError:\n    SIZE = 2\ndist.init_process_group('gloo', world_size=SIZE)",
+     None, ''),
+    ("def main(size):\n    dist.init_process_group('gloo', world_size=size)\nsize = 2\nmain(4)", None, ''),
+    ("def other():\n    size = 2\ndef main():\n    dist.init_process_group('gloo', world_size=size)\nother()\nmain()", None, ''),
+    ("number, size = int(job.get('SLURM_LOCALID', 0)), int(job['SLURM_NTASKS'])\n"
+     "dist.init_process_group('gloo', rank=number, world_size=size)", 'yellow', 'the local rank as the rank'),
     ("dist.init_process_group('gloo', world_size=4)\ndist.init_process_group('gloo', world_size=2)", None, ''),
     # which the program may skip
     ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
