@@ -37,8 +37,8 @@ PATHS = re.compile(r'(.*\.)?(Path|str|(dir|base)name|(abs|real|rel|norm)path|joi
                    r'expanduser)$')
 # Errors that do not depend on this process: PyTorch is here before the import, and other libraries may fail only then.
 # Nor on the script's own names, of which the trial has few.
-CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot import name(?!.*__main__)|bad magic number)|'
-                     '(Syntax|Indentation)Error|SystemExit')
+CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot import name(?!.*__main__)|bad magic number)'
+                     '|(Syntax|Indentation)Error|SystemExit')
 
 
 class Trial:
@@ -81,7 +81,8 @@ class Trial:
             by = os.WTERMSIG(status)
             how = 'signal %d' % by if by else 'status %d' % os.WEXITSTATUS(status)
             # signal 9: the kernel lacked memory, perhaps due to this extra process
-            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), last['sure'] and by != signal.SIGKILL]
+            sure = last['sure'] and by != signal.SIGKILL
+            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), sure]
         return last
 
 
