@@ -210,8 +210,9 @@ def main(argv: list) -> int:
                         help="time for each size, in 3 to 1000 repetitions (default: 0.3)")
     parser.add_argument('--json', metavar='FILE', type=file_to_write, help="write the results for 'slingtorch bench'")
     options = parser.parse_args(argv)
-    if options.factor < 2 or options.min < ITEM or (options.max or options.min) < options.min:
-        parser.error("--factor must be at least 2, --min at least 4, and --max at least --min")
+    if options.factor < 2 or options.min < ITEM or (options.max or options.min) < options.min or not (
+            0 <= options.seconds < float('inf')):
+        parser.error("--factor must be at least 2, --min at least 4, --max at least --min, --seconds a positive number")
     try:
         return 1 if wrong_values(Measurement(options).run()) else 0
     except BenchError as err:

@@ -7,6 +7,7 @@ the trial ends where the program's own code is about to write, to connect or to 
 import ast
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -14,9 +15,10 @@ import select
 import signal
 import sys
 import tempfile
+import time
 
-from . import __main__, program, rules
-from .kinds import Any, Iterator
+from . import __main__, messages, program, rules
+from .kinds import Any, Callable, Iterator
 
 # seconds for everything; what takes longer remains untested
 LIMIT = 30
@@ -26,10 +28,17 @@ HERE = os.path.dirname(os.path.abspath(__file__)) + '/'
 # Python's audit events for what others than the process notice (docs.python.org/3/library/audit_events.html)
 EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir|posix_spawn|remove|rename|rmdir|'
                      r'spawn|symlink|system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|'
-                     r'sqlite3\.connect$')
+                     r'sqlite3\.connect$|torch\.')
+# PyTorch's functions that write or connect in C++, where Python has no audit events
+UNHEARD = (('torch', 'save'), ('torch.jit', 'save'), ('torch.distributed', 'init_process_group'),
+           ('torch.distributed.distributed_c10d', 'init_process_group'))
+# calls in the path of a directory
+PATHS = re.compile(r'(.*\.)?(Path|str|(dir|base)name|(abs|real|rel|norm)path|join(path)?|resolve|absolute|(get)?cwd|'
+                   r'expanduser)$')
 # Errors that do not depend on this process: PyTorch is here before the import, and other libraries may fail only then.
-CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot import name|bad magic number)|'
-                     '(Syntax|Indentation)Error|SystemExit')
+# Nor on the script's own names, of which the trial has few.
+CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot import name(?!.*__main__)|bad magic number)'
+                     '|(Syntax|Indentation)Error|SystemExit')
 
 
 class Trial:
@@ -37,10 +46,10 @@ class Trial:
 
     def __init__(self, words: list) -> None:
         self.answers, answer = os.pipe()
+        self.end = time.monotonic() + LIMIT
         self.pid = os.fork()
         if not self.pid:
             try:
-                signal.alarm(LIMIT)
                 os.setsid()     # so that the processes that it starts can be ended, too
                 # PR_SET_PDEATHSIG (linux/prctl.h): it ends with this process
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -50,23 +59,30 @@ class Trial:
         os.close(answer)
 
     def result(self) -> dict:
-        """'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'untested' (text)"""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """
+        'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'late', 'untested' (texts)
+        """
+        # an alarm in the fork would be the program's, too
+        late = not messages.until(
+            lambda: os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), self.end)
+        for kill in os.kill, os.killpg:
+            with contextlib.suppress(OSError):
+                kill(self.pid, signal.SIGKILL)
         status, text, last = os.waitpid(self.pid, 0)[1], b'', {}    # type: int, bytes, dict
         if select.select([self.answers], [], [], 0)[0]:     # what an import started may keep the pipe
             text = os.read(self.answers, 1 << 20)
         os.close(self.answers)
         for line in text.splitlines():
-            last.update(json.loads(line))
-        if last.get('doing') and status != OVER << 8:
+            with contextlib.suppress(ValueError):   # the program may write there, too
+                last.update(json.loads(line))
+        if last.get('doing') and late:
+            last['late'] = '%s did not end within %d s' % (last['doing'], LIMIT)
+        elif last.get('doing') and status != OVER << 8:
             by = os.WTERMSIG(status)
-            how = 'did not end within %d s' % LIMIT if by == signal.SIGALRM else 'ended the process with %s' % (
-                'signal %d' % by if by else 'status %d' % os.WEXITSTATUS(status))
+            how = 'signal %d' % by if by else 'status %d' % os.WEXITSTATUS(status)
             # signal 9: the kernel lacked memory, perhaps due to this extra process
-            sure = last['sure'] and by not in (signal.SIGKILL, signal.SIGALRM)
-            last['wrong'] = ['%s %s' % (last['doing'], how), sure]
+            sure = last['sure'] and by != signal.SIGKILL
+            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), sure]
         return last
 
 
@@ -87,6 +103,17 @@ def has_effect(event: str, words: tuple) -> bool:
     return False
 
 
+def announce(function: 'Callable', event: str) -> 'Callable':
+    """A function that raises this audit event, unless it writes to a file that is open, and then calls `function`."""
+    @functools.wraps(function)
+    def call(*words: 'Any', **named: 'Any') -> 'Any':
+        target = (words[1:2] or [named.get('f')])[0]
+        if not hasattr(target, 'write'):
+            sys.audit(event, target or '')      # novermin: jobs have Python 3.8
+        return function(*words, **named)
+    return call
+
+
 def changes_path(node: 'Any') -> bool:
     """Whether a statement changes sys.path or os.environ, also under one condition: if PATH not in sys.path."""
     if isinstance(node, ast.If):
@@ -97,6 +124,14 @@ def changes_path(node: 'Any') -> bool:
         re.search(r"id='sys', ctx=Load\(\)\), attr='path'|'environ'", ast.dump(one)) for one in changed if one)
 
 
+def only_names(node: 'Any') -> bool:
+    """Whether a statement does nothing but give names to values, such as paths of directories."""
+    stores = [one for one in ast.walk(node) if isinstance(getattr(one, 'ctx', None), ast.Store)]
+    return isinstance(node, (ast.Assign, ast.Expr)) and all(
+        PATHS.match(rules.named(one)) for one in ast.walk(node) if isinstance(one, ast.Call)) and not any(
+        isinstance(one, (ast.Attribute, ast.Subscript)) for one in stores)
+
+
 def statements(script: 'Any') -> 'Iterator[tuple]':
     """
     The script's statements that affect its imports: (statement, whether all before it are of known effect). Others may
@@ -105,11 +140,10 @@ def statements(script: 'Any') -> 'Iterator[tuple]':
     sure = True
     for node in script.body:
         for part in node.body if rules.main_block(node) else [node]:   # type: Any
-            if isinstance(part, rules.IMPORTS) or changes_path(part):
+            if isinstance(part, rules.IMPORTS) or changes_path(part) or only_names(part):
                 yield part, sure
             elif not isinstance(part, rules.FUNCTIONS + (ast.ClassDef,)):
-                sure = sure and isinstance(part, (ast.Assign, ast.Expr)) and not any(
-                    isinstance(one, ast.Call) for one in ast.walk(part))
+                sure = False
 
 
 def beside(directory: str) -> list:
@@ -150,7 +184,7 @@ def run(words: list, descriptor: int) -> None:
     shadows = beside(directory) if kind and not safe else []
     say(worker=try_worker(), shadows=shadows)
     loaded = program.load(words, dict(os.environ))
-    if not loaded or loaded.wrong or shadows:   # with shadows, PyTorch itself may fail
+    if not loaded or loaded.first in loaded.wrong or shadows:   # with shadows, PyTorch itself may fail
         return
     if not safe:
         __main__.put_first(directory)
@@ -164,6 +198,10 @@ def run(words: list, descriptor: int) -> None:
             say(untested='%s (%s)' % (doing, ' '.join([event, *map(str, more[:1])])[:200]), doing='')
             os._exit(OVER)
 
+    for place, function in UNHEARD:
+        if hasattr(sys.modules.get(place), function):
+            original = getattr(sys.modules[place], function)
+            setattr(sys.modules[place], function, announce(original, 'torch.' + function))
     sys.addaudithook(watch)     # novermin: jobs have Python 3.8
     module = name + '.__main__' * loaded.script.endswith('__main__.py')
     space = {'__name__': '__slingtorch__', '__file__': loaded.script,
@@ -183,7 +221,7 @@ def run(words: list, descriptor: int) -> None:
                 say(wrong=['%s%s: %s' % (doing, ends, first(err)), certain and bool(CERTAIN.match(first(err)))],
                     doing='')
                 return
-            certain = False     # the statement needs more than this process has
+            certain = certain and not changes_path(node)    # the statement needs more than this process has
     say(doing='')
 
 
@@ -191,4 +229,4 @@ def first(err: BaseException) -> str:
     """An error in one line, with its type."""
     lines = [line for line in str(err).strip().splitlines() if line.strip()] or ['']
     # a worker's error has its own traceback, whose last line is the error itself
-    return '%s: %s' % (type(err).__name__, lines[-1] if 'Traceback' in str(err) else lines[0])
+    return '%s: %.500s' % (type(err).__name__, lines[-1] if 'Traceback' in str(err) else lines[0])

@@ -98,11 +98,15 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         return
     for path, content in program.files.items():
         report.fact('file ' + (name if path == program.first else path), hashlib.sha256(content).hexdigest()[:12])
-    # an archive (zipapp, PEX) is no text; of modules, the trial of imports says it
-    if program.wrong and b'\0' not in program.files[program.first]:
-        report.add('red', 'script', "%s is not valid for this Python (%d.%d): line %s: %s" % (
-            name, *sys.version_info[:2], getattr(program.wrong, 'lineno', '?'),
-            getattr(program.wrong, 'msg', program.wrong)), "run python -m py_compile %s to see the place" % name)
+    for path, wrong in program.wrong.items():
+        # an archive (zipapp, PEX) is no text; Python runs expressions that are too deep for ast.parse()
+        if isinstance(wrong, (SyntaxError, ValueError)) and b'\0' not in program.files[path]:
+            shown = name if path == program.first else path
+            # the program need not come to the import of a module
+            report.add('red' if path == program.first else 'yellow', 'script',
+                       "%s is not valid for this Python (%d.%d): line %s: %s" % (
+                           shown, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
+                       "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
     details['written'] = outputs(program)
     details['compiles'] = program.mentions(COMPILES)
@@ -168,6 +172,9 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
         report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text,
                    "install the missing package where all nodes see it" if missing else
                    "correct it, or use a release that has it")
+    if trial.get('late'):
+        report.add('yellow', 'script', "the script's imports take long: %s" % trial['late'],
+                   "find out whether it hangs; of a slow file system: copy the environment to the nodes")
     if trial.get('untested'):
         report.add('untested', 'script', "the imports from here on: %s writes, connects or starts a process" %
                    trial['untested'])

@@ -54,7 +54,9 @@ def keywords(call: 'Any') -> dict:
 
 def main_block(node: 'Any') -> bool:
     """Whether a node is: if __name__ == '__main__'."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and named(node.test.left) == '__name__'
+    test = getattr(node, 'test', None)  # type: Any
+    return isinstance(node, ast.If) and isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) and \
+        '__name__' in (named(test.left), named(test.comparators[0]))
 
 
 def own_modules(tree: 'ast.AST', top: str, package: str) -> list:
@@ -75,7 +77,7 @@ class Program:
     The syntax trees of a script (its text), given these words, and of its own modules in the directory `top`.
 
     :ivar files: {path relative to `top`: its text}, the script first
-    :ivar wrong: why the script is not valid Python, or None
+    :ivar wrong: {path of a file that is not valid Python: why}
     :ivar nodes: all nodes, first the script itself
     :ivar calls: {last word of the called name: calls}
     :ivar used: last words of the names that the program reads
@@ -84,7 +86,7 @@ class Program:
     def __init__(self, text: bytes, environ: 'Mapping[str, str]', given: list, path: str = '', top: str = '') -> None:
         self.environ, self.given, self.script = environ, given, path
         self.first = os.path.relpath(path, top) if path else 'script'
-        self.files, self.wrong = {self.first: text}, None   # type: dict, Optional[BaseException]
+        self.files, self.wrong = {self.first: text}, {}     # type: dict, dict
         self.nodes, self.above, self.place = [], {}, {}     # type: list, dict, dict
         self.calls, self.used = {}, set()   # type: dict, set
         self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
@@ -94,8 +96,9 @@ class Program:
                 with warnings.catch_warnings():
                     warnings.simplefilter('ignore')
                     tree = ast.parse(self.files[path])
+                    compile(tree, path, 'exec')     # finds more, such as a return outside of a function
             except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
-                self.wrong = err if path == self.first else self.wrong
+                self.wrong[path] = err
                 continue
             if len(self.nodes) <= NODES:
                 self.learn(tree, path)

@@ -8,6 +8,7 @@ same time, over process groups of the backend that a training uses (pairs.py).
 import argparse
 import collections
 import contextlib
+import re
 import signal
 import statistics
 import time
@@ -177,6 +178,8 @@ def show(found: dict, args: 'Any') -> None:
 def reference_of(text: str) -> tuple:
     """('nccl', 80.0) for 'nccl=80'."""
     backend, _, figure = text.partition('=')
+    if backend not in OF_LINE_RATE or not re.match(r'\d+(\.\d+)?$', figure):
+        raise argparse.ArgumentTypeError("'%s' is not a reference: write nccl=80 or gloo=2.5" % text)
     return backend, float(figure)
 
 

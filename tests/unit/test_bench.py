@@ -64,6 +64,14 @@ def test_expected_values_are_those_of_the_operation(operation, received):
     assert found.expected == received and (found.receives or found.sends) % len(received) == 0
 
 
+@pytest.mark.parametrize('words', [['--seconds', 'nan'], ['--seconds', '-1'], ['--factor', '1'], ['--min', '2'],
+                                   ['--min', '64K', '--max', '32K']])
+def test_options_that_cannot_be(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        measuring.main(words)
+    assert stopped.value.code == 2 and '--seconds a positive number' in capsys.readouterr().err
+
+
 def test_sums_of_many_ranks_are_exact_in_a_float32():
     total = float(100000 * measuring.VALUES)
     assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1

@@ -623,6 +623,19 @@ def test_files_that_differ_between_nodes(facts, level, says):
     assert not says or of_level(report, level, 'script') == [says]
 
 
+@pytest.mark.parametrize('text, level', [
+    ('if True x', 'red'), ('return 1', 'red'), ('x = ' + '+'.join(['1'] * 5000), None), ('import shapes', 'yellow'),
+    ('def later():\n    import shapes', 'yellow'),
+])
+def test_files_that_are_not_valid_python(tmp_path, text, level):
+    (tmp_path / 'train.py').write_text(text + '\n')
+    (tmp_path / 'shapes.py').write_text('a = 1\nif True x')
+    report = findings.Report(0)
+    program.look_at_program(report, [str(tmp_path / 'train.py')], {}, {})
+    assert [finding.level for finding in report.findings] == [level] * bool(level)
+    assert level != 'yellow' or 'shapes.py is not valid for this Python' in of_level(report, level, 'script')[0]
+
+
 def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
     for name, text in {'train.py': "from lib import model\nimport json, shapes\n", 'lib/__init__.py': '',
                        'lib/model.py': 'from . import layers\n', 'lib/layers.py': 'import train\n',
@@ -790,6 +803,14 @@ IMPORTS = {
     'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, False,
                'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'from random import no\n', 'random.py': 'numbers = 1\n'}, None, ''),
+    'known only to Python itself': ({'train.py': 'import json, sys\nsys.modules["old"] = json\nimport old\n'}, False, 'No module named'),
+    'not in the main block': ({'train.py': 'if __name__ != "__main__":\n    import no_such_package\n'}, None, ''),
+    'of the script itself': ({'train.py': 'LIMIT = 1\nimport shapes\n', 'shapes.py': 'from __main__ import LIMIT'}, False,
+                             "cannot import name 'LIMIT'"),
+    # as in yolov5's train.py
+    'a path in variables': ({'tools/train.py': 'import sys\nfrom pathlib import Path\nFILE = Path(__file__).resolve()\nROOT = FILE.parents[1]\n'
+                                         'if str(ROOT) not in sys.path:\n    sys.path.append(str(ROOT))\nimport inside\n',
+                             'inside.py': ''}, None, ''),
     'in the main block': ({'train.py': 'if __name__ == "__main__":\n    import no_such_package\n'}, True, 'No module named'),
     'later': ({'train.py': 'def main():\n    import no_such_package\nif main:\n    import no_such_package\n'}, None, ''),
     'with MPI': ({'train.py': 'import no_such_package\nimport mpi4py\n'}, False, 'No module named'),
@@ -817,10 +838,10 @@ IMPORTS = {
 }
 
 
-def trial(*words, **env):
+def trial(*words, limit=30, preload='random', **env):
     """What the trial of imports says of a program."""
-    code = ('import sys; sys.path[0] = sys.argv[1]; import json, random; from slingtorch.job import imports; '
-            'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
+    code = (f'import sys; sys.path[0] = sys.argv[1]; import json, {preload}; from slingtorch.job import imports; '
+            f'imports.LIMIT = {limit}; print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
     script = next(word for word in words if isinstance(word, pathlib.Path))
     done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), *map(str, words)], text=True, check=True,
                           stdout=subprocess.PIPE, cwd=script.parent, env={**os.environ, **env}, timeout=300)
@@ -831,7 +852,7 @@ def trial(*words, **env):
 def test_what_a_script_imports_is_imported(tmp_path, name):
     files, sure, says = IMPORTS[name]
     tree(tmp_path, files)
-    found = trial('-u', tmp_path / 'train.py', '--x')
+    found = trial('-u', next(tmp_path.rglob('train.py')), '--x')
     text, certain = found.get('wrong') or ('', None)
     assert certain is sure and says in text, found
     assert found.get('shadows', []) == ['random.py'] * (name == 'shadow')
@@ -888,10 +909,32 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
     assert len(list((tmp_path / 'tmp').iterdir())) == (code == 'import plot')
 
 
+@pytest.mark.parametrize('code, says', [
+    ("torch.save([1], 'cache.pt')", 'torch.save cache.pt'), ("torch.save([1], io.BytesIO())", None),
+    ("try:\n    torch.distributed.init_process_group('nccl')\nexcept Exception:\n    raise SystemExit(1)",
+     'torch.init_process_group'),
+])
+def test_what_pytorch_does_in_cpp_is_seen(tmp_path, code, says):
+    tree(tmp_path, {'train.py': 'import shapes\n', 'shapes.py': 'import io, os, torch\n' + code,
+                    # creat(2) stands for C++
+                    'site-packages/torch/__init__.py': 'import ctypes\ndef save(what, f):\n'
+                                                       '    ctypes.CDLL(None).creat(str(f).encode(), 0o600)\n',
+                    'site-packages/torch/distributed.py': 'def init_process_group(backend):\n    1 / 0\n'})
+    found = trial(tmp_path / 'train.py', preload='torch.distributed', PYTHONPATH=tmp_path / 'site-packages')
+    assert 'wrong' not in found and (f'import shapes ({says}' in found['untested'] if says else 'untested' not in found)
+    assert not (tmp_path / 'cache.pt').exists()
+
+
 def test_the_trial_of_imports_ends_in_time(tmp_path):
+    """Also where the program has the process's alarm for itself."""
     (tmp_path / 'train.py').write_text('import shapes\n')
-    (tmp_path / 'shapes.py').write_text('import signal, time\nsignal.alarm(1)\ntime.sleep(999)\n')
-    assert trial(tmp_path / 'train.py')['wrong'] == ['line 1: import shapes did not end within 30 s', False]
+    (tmp_path / 'shapes.py').write_text('import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\n'
+                                        'signal.alarm(0)\ntime.sleep(999)\n')
+    found = trial(tmp_path / 'train.py', limit=2)
+    assert found['late'] == 'line 1: import shapes did not end within 2 s' and 'wrong' not in found
+    report = findings.Report(0)
+    program.check_imports(report, found, {})
+    assert of_level(report, 'yellow', 'script') == ["the script's imports take long: " + found['late']]
 
 
 def test_the_trial_of_imports_ends_with_its_parent(tmp_path):

@@ -237,6 +237,13 @@ def test_lists_are_written_whole_or_not_at_all(tmp_path):
     assert {str(path): path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, 'n1\n')
 
 
+@pytest.mark.parametrize('text', ['nccl', 'nccl=fast', 'ncl=80', 'gloo=nan', 'gloo=-1'])
+def test_a_reference_that_would_compare_nothing_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        vet.main(['--reference', text])
+    assert f"'{text}' is not a reference: write nccl=80" in capsys.readouterr().err
+
+
 # --- with-spares under PBS
 
 MPIEXEC = '''#!/bin/bash
