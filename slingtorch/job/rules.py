@@ -125,7 +125,7 @@ class Program:
         return any(re.search(b'(?m)^[^#\n]*(%s)' % pattern, text) for text in self.files.values())
 
     def meant(self, node: 'Any') -> 'Any':
-        """What a name stands for, if only one statement, of the same function or the module, assigns to it; or `node`."""
+        """What a name stands for, if one statement, of the same function or the module, assigns to it; else `node`."""
         name = named(node) if isinstance(node, ast.Name) else ''
         stored = [one for one in self.nodes if name and name in (getattr(one, key, '') for key in (
             'id', 'arg', 'name', 'asname')) and not isinstance(getattr(one, 'ctx', None), ast.Load)
