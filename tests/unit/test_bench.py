@@ -286,6 +286,12 @@ def test_what_cannot_be_compared_is_not_called_good(capsys, files, site, changes
     assert 'not compared' in lines[0] and 'nothing was compared' in lines[-1]
 
 
+def test_every_reference_of_a_site_is_looked_at(capsys, files, site):
+    site(SITE + REFERENCE + REFERENCE.replace('two_nodes', 'four_nodes').replace('nodes = 2', 'nodes = 4'))
+    status, lines = verdict(capsys, files())
+    assert status == 0 and [line.split(': ')[1] for line in lines] == ['good', 'not compared']
+
+
 def test_a_site_without_references_asks_for_the_first(capsys, files, site):
     site(SITE)
     status, (line,) = verdict(capsys, files())

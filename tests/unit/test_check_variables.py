@@ -72,6 +72,7 @@ def test_right_as_upstream_says(name, value):
     # false at HEAD: no word but true and false
     ('OFI_NCCL_DISABLE_DMABUF', 'on', 'not one of true, false, a whole number'),
     ('OFI_NCCL_DISABLE_DMABUF', 'yes', 'not one of true, false, a whole number'),
+    ('OFI_NCCL_DISABLE_DMABUF', '1x', 'not one of'),            # and nothing may follow a number
     ('MIOPEN_DISABLE_CACHE', 'y', 'not one of'),
     ('HSA_XNACK', 'true', 'not one of 0, 1'),
 ])

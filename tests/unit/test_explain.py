@@ -313,9 +313,12 @@ def test_an_exception_that_python_ignored_is_none():
     assert names(ignored + TRACEBACK.replace('[rank{0}]: ', '')) == []
 
 
-def test_the_progress_bar_before_a_timeout_is_told():
+def test_the_progress_bar_before_a_timeout_is_told(monkeypatch):
     bar = ' 34%|###  | 73/208 [29:59<57:14, 3MB/s]\r 35%|###  | 74/208 [30:01<57:12, 3MB/s]\n'
-    assert 'was at 35 % after 30:01' in read(bar + TIMEOUT.format(6, 1, 'ALLREDUCE'))[0][-1].finding.details[0]
+    timeout = TIMEOUT.format(6, 1, 'ALLREDUCE')
+    for size in (explain_log.BLOCK, len(timeout)):      # both in one block, and the bar in the block before
+        monkeypatch.setattr(explain_log, 'BLOCK', size)
+        assert 'was at 35 % after 30:01' in read(bar + timeout)[0][-1].finding.details[0]
 
 
 def test_tcp_is_a_fault_on_slingshot_only():

@@ -46,6 +46,11 @@ def test_a_shell_and_a_reader_of_lines_get_what_the_module_sets(tmp_path):
             assert value.name != siteformats.NET or '\n#NCCL_NET=%s\n' % value.value in text
 
 
+def test_comments_are_wrapped():
+    for site, groups in each():
+        assert max(map(len, siteformats.env_file(site, groups).splitlines())) <= 118, site.name
+
+
 def test_everything_in_a_file_is_shown():
     text = ' '.join(siteformats.everything(SITES.load('tuolumne', {})).split())
     for words in ('gpu: rocm gpus_per_node: 4', 'scheduler: flux', 'recognised by: tuolumne[0-9]*', 'not published: ',

@@ -52,6 +52,11 @@ def test_one_slow_or_failing_gpu_is_named(best, says):
     assert figures[0] == 40 and figures[4] in (30, 31)
 
 
+def test_pairs_that_work_nowhere_fail_on_every_node():
+    wrong, _ = vet.judge(nodes(2), 'gloo', dict.fromkeys(range(2), ['no route']))
+    assert wrong == dict.fromkeys(range(2), 'gloo fails: none of its pairs worked (no route)')
+
+
 @pytest.mark.parametrize('different, says', [
     ({'error': 'RuntimeError: no such interface'}, 'fails: gloo does not start: RuntimeError: no such interface'),
     ({'gpus': 3}, 'fails: its PyTorch uses nccl on 3 GPUs, the others use gloo'),
