@@ -159,6 +159,12 @@ def test_mpiexec_on_one_node_needs_no_sbcast(staging, mpich, tmp_path):
     assert not list((tmp_path / 'slingtorch-0').iterdir())
 
 
+def test_a_step_on_one_node_needs_no_sbcast(staging):
+    done = staging.slurm.srun('-Q', '-N1', '--ntasks=2', START, '--stage', '-c', SHOW, env=staging.env)
+    assert [prefix.endswith('/env') for prefix in prefixes(done).values()] == [True, True]
+    assert staging.log.read_text() == ''
+
+
 # --- without Slurm: one rank by itself
 
 class Alone:
