@@ -308,6 +308,11 @@ def test_names(said):
         assert word in done.stderr, done.stderr
 
 
+def test_asking_makes_progress(said):
+    _, done = said('mpich', 2, 'polled')
+    assert done.stderr.count('complete without a wait [2.0, 2.0, 2.0]') == 2, done.stderr
+
+
 def test_beside_mpi4py(said):
     """With Open MPI: mpi4py's wheel wants a libmpi.so.12, and Debian's MPICH has none."""
     _, done = said('openmpi', 2, 'mpi4py_before')
