@@ -46,7 +46,7 @@ class Trial:
 
     def __init__(self, words: list) -> None:
         self.answers, answer = os.pipe()
-        self.end = time.monotonic() + LIMIT
+        self.text, self.end = b'', time.monotonic() + LIMIT
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -58,21 +58,31 @@ class Trial:
                 os._exit(OVER)
         os.close(answer)
 
+    def listen(self) -> None:
+        """Read what it has written; not to the end of the file, since what an import started may keep the pipe."""
+        more = b'.'
+        while more and select.select([self.answers], [], [], 0)[0]:
+            more = os.read(self.answers, 1 << 16)
+            self.text += more
+
+    def ended(self) -> bool:
+        """Whether it has ended. Until then a pipe that is full would stop it."""
+        self.listen()
+        return bool(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+
     def result(self) -> dict:
         """
         'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'late', 'untested' (texts)
         """
         # an alarm in the fork would be the program's, too
-        late = not messages.until(
-            lambda: os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), self.end)
+        late = not messages.until(self.ended, self.end)
         for kill in os.kill, os.killpg:
             with contextlib.suppress(OSError):
                 kill(self.pid, signal.SIGKILL)
-        status, text, last = os.waitpid(self.pid, 0)[1], b'', {}    # type: int, bytes, dict
-        if select.select([self.answers], [], [], 0)[0]:     # what an import started may keep the pipe
-            text = os.read(self.answers, 1 << 20)
+        status, last = os.waitpid(self.pid, 0)[1], {}   # type: int, dict
+        self.listen()
         os.close(self.answers)
-        for line in text.splitlines():
+        for line in self.text.splitlines():
             with contextlib.suppress(ValueError):   # the program may write there, too
                 last.update(json.loads(line))
         if last.get('doing') and late:

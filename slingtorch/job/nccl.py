@@ -68,5 +68,6 @@ def heard(log: 'Any') -> dict:
     text = log.read().decode(errors='replace')
     return {name: (re.findall('(?m)' + pattern, text) or [None])[-1] for name, pattern in (
         ('network', r'Using network (.+?)\s*$'), ('provider', r'Selected [Pp]rovider is ([^,\s]+)'),
-        ('plugin', r'NET/Plugin ?: (Could not find: .+|.*No plugin found.*|Plugin load .*returned.+|'
-                   r'Failed to find ncclNetPlugin symbol.*)'))}
+        # NCCL's src/plugin/plugin_open.cc: names that no directory has, or what dlopen(3) says of a file
+        ('plugin', r'NET/Plugin ?: (Could not find:.+|.*No plugin found.*|Plugin load .*returned.+|'
+                   r'.*cannot open shared object.*|.*undefined symbol.*|Failed to find ncclNetPlugin symbol.*)'))}

@@ -180,7 +180,8 @@ def check_torch(report: 'Report', machine: 'Machine') -> None:
                            "use the number of cores that a rank has", ranks)
             words = re.sub(r'\[[^]]*\]', '', value) if name.startswith('PYTORCH') else ''
             for key in re.findall(r'(?:^|,)\s*([a-z0-9_]+)', words):
-                found = list(elf.readable(glob.glob(os.path.join(place, 'lib/lib[ct][1o]*.so'))))
+                found = list(elf.readable(path for name in ('c10', 'torch')
+                                          for path in glob.glob(os.path.join(place, 'lib/lib%s*.so' % name))))
                 if found and not any(library.match(re.compile(key.encode() + b'\0')) for library in found):
                     report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
                                "correct it in the job script: an unknown word ends programs that use a GPU", ranks)

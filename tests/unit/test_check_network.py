@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import io
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import types
 
 import pytest
 
-from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, rules
+from slingtorch.job import check, elf, findings, gather, limits, look, nccl, network, node, probe, program, rules
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -846,6 +847,23 @@ def trial(*words, limit=30, preload='random', **env):
     done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), *map(str, words)], text=True, check=True,
                           stdout=subprocess.PIPE, cwd=script.parent, env={**os.environ, **env}, timeout=300)
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize('line, plugin', [
+    ('NET/Plugin: libfabric.so.1: cannot open shared object file: No such file or directory', 'libfabric.so.1: cannot'),
+    ('NET/Plugin: Could not find: libnccl-net.so. Using internal net plugin.', 'Could not find: libnccl-net.so'),
+    ('NET/Plugin: Loaded net plugin AWS Libfabric (v6)', None),
+])
+def test_why_nccl_has_no_plugin_is_in_its_log(line, plugin):
+    found = nccl.heard(io.BytesIO(f'n1:33:47 [0] NCCL INFO {line}\n'.encode()))['plugin']
+    assert found.startswith(plugin) if plugin else found is None
+
+
+def test_a_long_script_is_tried_to_its_end(tmp_path):
+    """What it says of each statement is more than a pipe holds."""
+    (tmp_path / 'train.py').write_text(''.join(f'VALUE_{number} = "{"x" * 80}"\n' for number in range(1000)) + 'import nothing\n')
+    text, sure = trial(tmp_path / 'train.py')['wrong']
+    assert "line 1001: import nothing: ModuleNotFoundError" in text and sure
 
 
 @pytest.mark.parametrize('name', IMPORTS)
