@@ -37,8 +37,6 @@ OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
 # network plugins that NCCL or RCCL opens if NCCL_NET_PLUGIN is not set (nccl.plugin_names)
 NET_PLUGINS = ('libnccl-net.so', 'librccl-net.so')
-# mapped libraries that show how a program communicates
-COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
 
 
 def for_bash() -> str:
@@ -105,19 +103,6 @@ def read_mounts(text: str) -> list:
     lines = [line.split(' ') for line in text.splitlines()]
     return [(re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2],
              fields[3].split(',')) for fields in lines if len(fields) > 3]
-
-
-def library_kind(path: str) -> 'Optional[str]':
-    """The kind of a library, from its name: 'libnccl', 'MPI' ...; None if it is of no interest here."""
-    name = os.path.basename(path)
-    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
-    return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
-
-
-def mapped_libraries() -> list:
-    """Paths of the libraries that this process maps and that show how it communicates, each once."""
-    with open('/proc/self/maps') as maps:
-        return sorted(filter(COMMUNICATION.search, set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))))
 
 
 class Machine:

@@ -128,7 +128,7 @@ class Store:
             return False
 
     def reports(self, numbers: list, end: float) -> dict:
-        """Wait for reports until the time `end`: {number of a node as text: its report}."""
+        """Wait for reports until the time `end`: {number of a node: its report}."""
         found = {}  # type: dict
 
         def complete() -> bool:
@@ -136,7 +136,7 @@ class Store:
             return len(found) == len(numbers)
 
         messages.until(complete, end)
-        return {str(number): said for number, said in found.items()}
+        return found
 
     def word(self, word: str, nodes: int) -> None:
         """Tell all nodes the verdict, and wait until this many have read it."""

@@ -2,27 +2,24 @@
 """Reads a 64-bit little-endian ELF library without loading it (elf(5))."""
 import contextlib
 import functools
-import glob
 import mmap
 import os
 import re
 import struct
-
-from .kinds import Any, Iterable, Iterator
-
-
-def cut_off(directory: str) -> list:
-    """Paths of truncated libraries in a directory."""
-    found = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*.so*'))):
-        try:
-            Library(path)
-        except (OSError, ValueError) as err:
-            found += [path] * ('truncated' in str(err))
-    return found
+from typing import Iterable, Iterator, List, Set
 
 
-def readable(paths: 'Iterable[str]') -> 'Iterator[Library]':
+# symbol of a network plugin of NCCL, followed by the number of its interface
+INTERFACE = 'ncclNetPlugin_v'
+
+
+def interfaces(names: Set[str]) -> List[int]:
+    """The numbers of a plugin's interfaces among these names, in order."""
+    found = (re.match(INTERFACE + r'(\d+)$', name) for name in names)
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def readable(paths: Iterable[str]) -> 'Iterator[Library]':
     """Those of these libraries that can be read."""
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
@@ -74,10 +71,6 @@ class Library:
                     found.add(match.group(1).decode())
                 place = self.data.find(prefix.encode(), place + 1, end)
         return found
-
-    def match(self, pattern: 'Any') -> 'Any':
-        """The first match of a compiled pattern of bytes among the constants."""
-        return next(filter(None, (pattern.search(self.data, begin, end) for begin, end in self._constants())), None)
 
     def _entries(self, section, form):
         """The entries of a section whose names are in .dynstr; none if one of the two sections is missing."""
