@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Reads a 64-bit little-endian ELF library without loading it (elf(5))."""
+"""Which library is an MPI, by its name; and a 64-bit little-endian ELF library without loading it (elf(5))."""
 import contextlib
 import functools
 import mmap
@@ -8,7 +8,12 @@ import re
 import struct
 from typing import Iterable, Iterator, List, Set
 
-
+# An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
+MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
+# libraries that belong to an MPI: bindings for other languages, its profiling library, the GPU Transport Layer
+OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
+# Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
+TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
 # symbol of a network plugin of NCCL, followed by the number of its interface
 INTERFACE = 'ncclNetPlugin_v'
 

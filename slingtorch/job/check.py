@@ -36,7 +36,6 @@ SAME = {
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
-    **{'ulimit -' + option: ('yellow', 'limit', "find where this limit is set") for option in limits.SHELL},
 }
 # seconds to wait for the other ranks of the node, and on a busy node, after PyTorch is imported
 SILENT, BUSY = 12, 4
@@ -133,10 +132,6 @@ def check_answers(rank: 'Rank') -> None:
         text += ". %s sent nothing: see their own messages" % some(never)
     if silent:
         text += ". %s answered at first, then no longer" % some(silent)
-    total, again = (now - then for now, then in zip(network.segments(), rank.sent))
-    if again >= 3 and 10 * again > total:
-        text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
-                 "meanwhile, %d were sent again" % (total, own, again))
     report.add('red', 'no-answer', text, "check whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
                "whether all these ranks were started; start without these nodes (srun --exclude)" % (
                    environ['MASTER_ADDR'], network.address_of_host(environ['MASTER_ADDR'], 'no address here'),
@@ -219,8 +214,8 @@ class Rank:
         self.machine, self.environ, self.torch, self.start = machine, machine.environ, torch, start
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
-        self.report, self.several = Report(self.rank), self.world > self.local_world
+        self.seconds, self.report = seconds_to_wait(self.environ), Report(self.rank)
+        self.several = self.world > self.local_world
         self.nodes, self.looked_up = {}, []  # type: dict, list
         # seconds for all that has limits of its own, such as the trial of the network
         self.limit = 3 * self.seconds + 60

@@ -19,7 +19,7 @@ from .kinds import Any, Callable, Machine, Mapping, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
-         'd': (resource.RLIMIT_DATA, 'of data'), 's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
+         's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
          'f': (resource.RLIMIT_FSIZE, 'in a file, also in /dev/shm'), 't': (resource.RLIMIT_CPU, 'processor time')}
 # an error that such a limit may cause
 LACKS = 'failed to map|[Aa]llocat|MemoryError|bad_alloc|Too many open files|new thread|status -(6|9|11|24|25)'
@@ -80,10 +80,8 @@ def few_processes(machine: 'Machine') -> str:
 
 def look(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Note the limits of a rank for check(), and report what it can judge by itself."""
-    limits = details['limits'] = of_shell()
+    details['limits'] = of_shell()
     details['memory'], _, details['memory of'] = machine.free_memory()
-    for option in SHELL:
-        report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
     cores, few, end = cores_of_quota(machine), few_processes(machine), machine.environ.get('SLURM_JOB_END_TIME', '')
     if cores < 1:
         report.add('yellow', 'limit', "a control group (its quota) allows this rank, or several, only %.2g of a core: "
@@ -112,7 +110,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     files = took.get('fds', 0) + (world - 1) * connects
     # {option: (what PyTorch or any training needs at least, what suffices)}
     needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (took.get('s', 0), SMALL_STACK),
-             **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
+             'v': (took.get('v', 0), max(2 * took.get('v', 0), SPACE))}
     for details in ranks:
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS
@@ -192,10 +190,10 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
-    for variable, what in DIRECTORIES.items():
+    for variable in DIRECTORIES:
         path = machine.environ.get(variable)
         if path:
-            report.fact('%s=%s: %s' % (variable, path, what), write_trial(nearest(path)) or WRITTEN)
+            report.fact('writes %s=%s' % (variable, path), write_trial(nearest(path)) or WRITTEN)
     try:
         here = os.getcwd()
     except OSError:
@@ -266,15 +264,13 @@ def compare_directories(report: 'Report') -> None:
     broken. If not, this may be intended: at some centres, compute nodes have no home directory.
     """
     for fact, values in sorted(report.facts.items()):
-        found = re.match(r'((%s)=.*): ([^:]*)$' % '|'.join(DIRECTORIES), fact)
-        if not found:
-            continue
-        where, variable, what = found.groups()
+        kind, _, where = fact.partition(' ')
+        variable = where.partition('=')[0]
         # without TMPDIR, Python's own temporary files go elsewhere
         others = ", but is on other nodes" if WRITTEN in values and variable != 'TMPDIR' else ''
-        for wrong, mask in values.items():
+        for wrong, mask in values.items() if kind == 'writes' and variable in DIRECTORIES else ():
             if wrong != WRITTEN:
                 report.add('red' if others or wrong == A_FILE else 'yellow', 'disk',
-                           "%s is not writable (%s)%s: it is for %s" % (where, wrong, others, what),
+                           "%s is not writable (%s)%s: it is for %s" % (where, wrong, others, DIRECTORIES[variable]),
                            "%sname another directory in %s" % (
                                "start without these nodes (srun --exclude), or " * bool(others), variable), mask)

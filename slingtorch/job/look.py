@@ -102,19 +102,15 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         # NCCL matches prefixes of names, and one match suffices (src/misc/socket.cc); Gloo wants whole names
         found = {word: [name for name in there if name == word or not exact and name.startswith(word)]
                  for word in value.lstrip('=').split(',') if word}
-        missing, used = [word for word in found if not found[word]], sorted(set(sum(found.values(), [])))
-        if missing:
-            wrong = "this node has no interface %s" % ', '.join(missing)
-        elif all(machine.read('sys/class/net/%s/operstate' % name) == 'down' for name in used):
-            wrong = "%s is down on this node" % ', '.join(used)
-        else:
+        missing = [word for word in found if not found[word]]
+        if not missing:
             report.add('good', 'interface', "%s=%s exists" % (variable, value))
             continue
         # the library that moves the data: NCCL between GPUs, else Gloo
-        sure = uses_gpus(machine) != gloo and (gloo or not missing or not used)
-        report.add('red' if sure else 'yellow', 'interface',
-                   "%s=%s: %s (it has %s)" % (variable, value, wrong, ', '.join(there)),
-                   "name one of these in the job script, or unset the variable")
+        sure = uses_gpus(machine) != gloo and (gloo or not any(found.values()))
+        report.add('red' if sure else 'yellow', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
+            variable, value, ', '.join(missing), ', '.join(there)),
+            "name one of these in the job script, or unset the variable")
     if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):
         report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may use the "
                    "management network", "export NCCL_SOCKET_IFNAME=hsn")

@@ -29,12 +29,6 @@ KFD = 'sys/class/kfd/kfd/topology/nodes'
 # types of file systems that nodes share, as in /proc/mounts
 SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs '
                    'fuse.glusterfs fuse.sshfs fuse.dfuse'.split())
-# An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
-MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-# libraries that belong to an MPI: bindings for other languages, its profiling library, the GPU Transport Layer
-OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
-# Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
-TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
 # network plugins that NCCL or RCCL opens if NCCL_NET_PLUGIN is not set (nccl.plugin_names)
 NET_PLUGINS = ('libnccl-net.so', 'librccl-net.so')
 

@@ -147,8 +147,8 @@ class Child:
             return 'unknown'
         status = os.waitpid(self.pid, 0)[1]
         self.errors.seek(0)
-        last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
+        last = [line.decode(errors='replace').strip()[:600] for line in self.errors if line.strip()][-1:]
         for stream in self.pipe, self.errors:
             stream.close()
-        self.status = ': '.join(['%d' % (-os.WTERMSIG(status) or os.WEXITSTATUS(status))] + [text[:600] for text in last])
+        self.status = ': '.join([str(-os.WTERMSIG(status) or os.WEXITSTATUS(status))] + last)
         return self.status

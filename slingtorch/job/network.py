@@ -14,7 +14,6 @@ import threading
 import time
 
 from .kinds import Any, Callable, Mapping
-from .machine import Machine
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
@@ -159,13 +158,6 @@ def totals(sockets: list) -> dict:
     """Segments that connections() have sent and resent, and the longest of their shortest round trips."""
     return {'sent': sum(entry['sent'] for entry in sockets), 'resent': sum(entry['resent'] for entry in sockets),
             'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0)}
-
-
-def segments() -> tuple:
-    """(TCP segments that this node has sent, those that it has resent) since it booted: proc(5)."""
-    lines = [line.split()[1:] for line in Machine().read('proc/net/snmp').splitlines() if line.startswith('Tcp:')]
-    told = dict(zip(*lines))
-    return int(told.get('OutSegs', 0)), int(told.get('RetransSegs', 0))
 
 
 def slowness(seconds: float, nodes: int) -> float:

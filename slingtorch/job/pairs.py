@@ -122,13 +122,10 @@ def play(pipe: 'Any') -> None:
         store = meet.Store(environ, seconds, False)
     except meet.NotMet as err:
         raise meet.NotMet(error or meet.why_not(environ, str(err)))
-    own = store.count('nodes', 1)
-    # in meet.py, other nodes have ranks from 1; here also that of rank 0
-    store.put('come-%d' % own, {'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1,
-                                'error': error, 'gpus': gpus, 'rates': machine.line_rates()})
-    # others may take long to import PyTorch, and one may never come
-    said = store.get('go', time.monotonic() + 2 * seconds)
-    ring, longest = said['ring'], said['rounds'] * (LIMIT + LATER)
+    # in meet.py, other nodes have ranks from 1; here also that of rank 0. Others may take long to import PyTorch
+    said = store.join({'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1, 'error': error,
+                       'gpus': gpus, 'rates': machine.line_rates()}, time.monotonic() + 2 * seconds)
+    ring, own, longest = said['ring'], store.number, said['rounds'] * (LIMIT + LATER)
     pipe.send(longest)      # whoever is silent for longer hangs
     for turn in range(said['rounds'] if own in ring else 0):
         end = time.monotonic() + LIMIT + LATER
@@ -144,8 +141,6 @@ def play(pipe: 'Any') -> None:
             store.put('next-%d' % turn, True)
         with contextlib.suppress(meet.NotMet):  # one hangs
             store.get('next-%d' % turn, end)
-    store.put('report-%d' % own, {'best': [each.best or each.why for each in ends if paired],
-                                  **(nccl.heard(log) if gpus and log else {})})
-    word = store.get('word', time.monotonic() + longest + SLACK)
-    store.count('heard', 1)
-    pipe.send(word)
+    best = [each.best or each.why for each in ends if paired]
+    pipe.send(store.report({'best': best, **(nccl.heard(log) if gpus and log else {})},
+                           time.monotonic() + longest + SLACK))

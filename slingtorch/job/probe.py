@@ -29,7 +29,7 @@ class Probe:
     def __init__(self, pipe: 'Any') -> None:
         self.pipe, self.lock, self.log = pipe, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import'}  # type: dict
-        self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
+        self.environ, self.store, self.nodes = os.environ, None, {}     # type: Any, Any, dict
         self.clock = time.time    # type: Any
 
     def say(self, **more: 'Any') -> None:
@@ -87,10 +87,8 @@ class Probe:
             self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
-            self.number = self.store.count('nodes', 1)
-            self.store.put('come-%d' % self.number, {
-                'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks})
-            said = self.store.get('go', time.monotonic() + seconds + 2 * SLACK)
+            said = self.store.join({'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks},
+                                   time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
             self.result['ahead'], go = self.clock() - said['now'], said['go']
@@ -122,7 +120,8 @@ class Probe:
                 # without a free descriptor, PyTorch tries to connect until `seconds` are over
                 store = self.store.another().store
                 dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
-                                        world_size=ranks, rank=self.number, timeout=datetime.timedelta(seconds=seconds))
+                                        world_size=ranks, rank=self.store.number,
+                                        timeout=datetime.timedelta(seconds=seconds))
                 result['seconds']['rendezvous'] = time.monotonic() - begin
                 result['phase'], begin = 'collective', time.monotonic()
                 self.say()
@@ -153,10 +152,7 @@ class Probe:
             self.store.word(self.pipe.recv()[0], len(self.nodes))
             self.say(heard=True)
         else:
-            self.store.put('report-%d' % self.number, thing)
-            word = str(self.store.get('word', end))[:10]
-            self.store.count('heard', 1)
-            self.say(word=word)
+            self.say(word=self.store.report(thing, end))
 
 
 # Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.
@@ -168,7 +164,6 @@ def taken() -> dict:
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
     return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
-            'd': int(sizes.get('VmData', 0)) << 10,
             's': int(sizes.get('VmStk', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 

@@ -25,8 +25,9 @@ import pytest
 
 from slingtorch import elf, sites
 from slingtorch.commands import values
+from slingtorch.elf import MPI_LIBRARY
 from slingtorch.job import check, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
-from slingtorch.job.machine import KFD, MPI_LIBRARY, Machine, expand_hosts
+from slingtorch.job.machine import KFD, Machine, expand_hosts
 from testbed import ROOT
 
 JOB = ROOT / 'slingtorch/job'

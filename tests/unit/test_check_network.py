@@ -290,12 +290,12 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
-    ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
+    ('v', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
@@ -305,14 +305,6 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
         found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
-
-
-def test_limits_that_differ_between_ranks_are_named():
-    report = findings.Report(0)
-    report.fact('ulimit -v', 'unlimited', 1)
-    report.fact('ulimit -v', 3 << 30, 2)
-    check.check_same(report)
-    assert of_level(report, 'yellow', 'limit') == ['ulimit -v differs: unlimited on rank 0; 3221225472 on rank 1']
 
 
 def test_connections_to_all_ranks_need_files():
@@ -549,8 +541,8 @@ def test_a_long_directory_for_temporary_files(monkeypatch, length, says):
 
 def test_a_directory_that_only_some_nodes_can_write_is_red():
     report = findings.Report(0)
-    report.fact('HF_HOME=/scratch/hf: models', limits.WRITTEN, 1)
-    report.fact('HF_HOME=/scratch/hf: models', 'No space left on device', 2)
+    report.fact('writes HF_HOME=/scratch/hf', limits.WRITTEN, 1)
+    report.fact('writes HF_HOME=/scratch/hf', 'No space left on device', 2)
     limits.compare_directories(report)
     [finding] = report.having('red', 'disk')
     assert 'HF_HOME=/scratch/hf is not writable (No space left on device), but is on' in finding.text
@@ -588,23 +580,6 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     program.compare_programs(whole)
     assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
     assert 'train.py is not valid for this Python' in of_level(reports[3], 'red', 'script')[0]
-
-
-@pytest.mark.parametrize('line, sees, words', [
-    ("device = f'cuda:{local_rank}'", 1, "'invalid device ordinal'"),
-    ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))", 1, "'invalid device ordinal'"),
-    ("model = DDP(model, device_ids=[local_rank])", 1, "ordinal"), ("# device_ids=[local_rank]", 1, None),
-    ("torch.cuda.set_device(args.gpu)", 1, None),       # of an option
-    ("print('cuda: %s' % local_rank)", 1, None),
-    ("torch.cuda.set_device(args.local_rank)", 4, None),
-    ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
-])
-def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
-    report = findings.Report(0)
-    text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
-    rules.check(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4', 'WORLD_SIZE': '4'}), ['gpu'] * sees)
-    said = of_level(report, 'yellow', 'gpus')
-    assert (said == []) if words is None else (words in said[0])
 
 
 @pytest.mark.parametrize('facts, level, says', [

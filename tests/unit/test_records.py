@@ -11,8 +11,8 @@ import pytest
 
 import test_runscripts_get_master
 from slingtorch import explain, sites
+from slingtorch.elf import MPI_LIBRARY
 from slingtorch.job import findings, nccl, variables
-from slingtorch.job.machine import MPI_LIBRARY
 from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
