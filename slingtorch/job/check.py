@@ -55,7 +55,7 @@ class Probe(messages.Child):
 
     def __init__(self, machine: Machine, seconds: float, words: list) -> None:
         self.begin, self.machine = time.monotonic(), machine
-        self.found = {'facts': {}, 'seconds': {}, 'phase': 'import'}    # type: dict
+        self.found = {'facts': {}, 'phase': 'import'}    # type: dict
         super().__init__(probe.run, seconds, words)
 
     def wait(self, key: str, end: float) -> bool:
@@ -85,7 +85,7 @@ class Probe(messages.Child):
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if not late:
             return dict(found, error="%s ended the process with status %s" % (what, status))
-        if found['seconds'] and found['phase'] == 'import':
+        if 'imported' in found and found['phase'] == 'import':
             return found    # it was waiting for others
         return dict(found, error="%s did not end within %d s" % (what, time.monotonic() - self.begin), remedy=LATE,
                     level='yellow' if found['phase'] == 'import' else 'red')    # on a cold file system it takes minutes
@@ -191,11 +191,9 @@ def header(report: Report, seconds: float) -> str:
             if level != 'ignored' or report.having(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
-    steps = (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces'))
-    times = ['%s %.2g s' % (title, max(map(float, report.facts['seconds ' + name])))
-             for name, title in steps if 'seconds ' + name in report.facts]
-    if times:
-        lines.append('times:  %s (slowest rank, rounded up by at most a quarter)' % ', '.join(times))
+    if 'seconds import' in report.facts:
+        lines.append('times:  import torch %.2g s (slowest rank, rounded up by at most a quarter)' % max(
+            map(float, report.facts['seconds import'])))
     return '\n'.join(lines)
 
 
@@ -377,7 +375,7 @@ def collect(rank: Rank, process: 'Any') -> None:
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
     if there:
         seconds = min(rank.seconds, network.STEP * network.slowness(rank.seconds, len(there)) + 3 *
-                      process.found['seconds'].get('import', 0)) + SLACK
+                      process.found.get('imported', 0)) + SLACK
         try:
             texts = process.ask('reports', seconds, [number for number, said in there.items() if said])
         except PeerLost as err:

@@ -84,14 +84,12 @@ def places(environ: dict) -> list:
     The directories in which the ranks of this start meet on a node: in the job's private one, if the runscript has made
     it (runscripts/lib/caches.bash), and in /dev/shm, for example if the first one is full.
     """
-    srun = by_srun(environ)
-    start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID',
-                                                'SLURM_STEP_ID' if srun else 'MASTER_PORT')]
     # nodes that are emulated on one machine, or are containers on it, may share its /tmp
-    node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if srun else ''
+    step = ('SLURM_STEP_ID', 'SLURMD_NODENAME') if by_srun(environ) else ('MASTER_PORT',)
+    start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID', *step)]
     with contextlib.suppress(OSError):
-        node += '-%d' % os.stat('/proc/self/ns/net').st_ino
-    name = 'check-%s-%s' % (hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16], node)
+        start.append(str(os.stat('/proc/self/ns/net').st_ino))
+    name = 'check-' + hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16]
     own = environ.get('SLINGTORCH_JOB_DIR')
     return [os.path.join(own or '', name)] * bool(own) + ['/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
 

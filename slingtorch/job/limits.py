@@ -216,13 +216,13 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
 
 def look_at_outputs(report: 'Report', details: dict) -> None:
     """Whether the program can write to its outputs (program.outputs()): try an unnamed file there or beside them."""
-    for path, (says, made) in details.get('written', {}).items():
-        target = path if made else os.path.realpath(path)
+    for path, says in details.get('written', {}).items():
+        target = os.path.realpath(path)
         place = nearest(target)
-        if place == target and os.path.isfile(target) and not made:
+        if place == target and os.path.isfile(target):
             place = os.path.dirname(target)
         if not os.path.isdir(place):
-            wrong = '%s is a %s' % (place, 'file' if os.path.exists(place) else 'link to nothing')
+            wrong = '%s is a file' % place
         elif os.path.isfile(target) and not os.access(target, os.W_OK):
             wrong = 'its permissions forbid it'
         else:

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 
 from .kinds import Any, Callable
 
@@ -97,7 +98,9 @@ class Child:
         # a file: nobody reads until the end, and its output may exceed a pipe's capacity
         self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.pipe, pipe = Pipe()
-        self.pid, self.status = os.fork(), ''
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')     # of other threads, since Python 3.12: those of libraries do no harm
+            self.pid, self.status = os.fork(), ''
         if not self.pid:
             status = 1
             try:

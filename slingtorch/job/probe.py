@@ -28,7 +28,7 @@ class Probe:
 
     def __init__(self, pipe: 'Any') -> None:
         self.pipe, self.lock, self.log = pipe, threading.Lock(), messages.scratch_file()
-        self.result = {'facts': {}, 'seconds': {}, 'phase': 'import'}  # type: dict
+        self.result = {'facts': {}, 'phase': 'import'}  # type: dict
         self.environ, self.store, self.nodes = os.environ, None, {}     # type: Any, Any, dict
         self.clock = time.time    # type: Any
 
@@ -43,8 +43,7 @@ class Probe:
         nccl.log_into(os.environ, self.log)
         begin = time.monotonic()
         import torch
-        self.result['seconds']['import'] = time.monotonic() - begin
-        self.say(took=taken())
+        self.say(imported=time.monotonic() - begin, took=taken())
         return torch
 
     # --- the nodes
@@ -76,7 +75,7 @@ class Probe:
         """Meet the other nodes; returns whether to try the network."""
         environ = self.environ
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
-        limit = patience(self.result['seconds']['import'], world // ranks, seconds)
+        limit = patience(self.result['imported'], world // ranks, seconds)
         self.store = self.open(seconds)
         if not self.store:
             return False
@@ -116,20 +115,16 @@ class Probe:
 
         def work() -> None:
             try:
-                begin = time.monotonic()
                 # without a free descriptor, PyTorch tries to connect until `seconds` are over
                 store = self.store.another().store
                 dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
                                         world_size=ranks, rank=self.store.number,
                                         timeout=datetime.timedelta(seconds=seconds))
-                result['seconds']['rendezvous'] = time.monotonic() - begin
-                result['phase'], begin = 'collective', time.monotonic()
-                self.say()
-                network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'),
-                             ranks, watch, result.setdefault('row', {}))
+                self.say(phase='collective')
+                took = network.rise(
+                    dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch)
                 if ranks > 1:
-                    result['seconds']['collective'] = time.monotonic() - begin
-                result['told'] = network.totals(network.connections())
+                    result['told'] = dict(network.totals(network.connections()), seconds=took)
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
 
@@ -148,11 +143,11 @@ class Probe:
         thing, seconds = self.pipe.recv()
         end = time.monotonic() + seconds
         if self.environ['RANK'] == '0':
-            self.say(reports=self.store.reports(thing, end))
+            self.pipe.send({'reports': self.store.reports(thing, end)})
             self.store.word(self.pipe.recv()[0], len(self.nodes))
-            self.say(heard=True)
+            self.pipe.send({'heard': True})
         else:
-            self.say(word=self.store.report(thing, end))
+            self.pipe.send({'word': self.store.report(thing, end)})
 
 
 # Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.

@@ -95,14 +95,8 @@ def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind = family.known[name]
     # an empty number is to NCCL as if it were not set (src/misc/param.cc)
-    if not kind or kind[0] == 'int' and not value and family.prefix in ('NCCL_', 'RCCL_'):
-        return ''
-    if not value.strip():
-        return 'is empty'
-    wrong = wrong_value(kind, value)
-    if wrong and not wrong_value(kind, value.strip()):
-        return 'begins or ends with a space, which makes it invalid'
-    return wrong
+    unset = not value and kind[:1] == ['int'] and family.prefix in ('NCCL_', 'RCCL_')
+    return wrong_value(kind, value) if kind and not unset else ''
 
 
 def check(report: 'Report', families: list, with_gpu: bool) -> None:
