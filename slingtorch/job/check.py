@@ -228,15 +228,11 @@ class Rank:
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are the same for all ranks of the node
             from . import program
-            for function, arguments in ((look.look_at_caches, (self.machine, self.report)),
-                                        (limits.look_at_directories, (self.machine, self.report)),
-                                        (program.look_at_program, (self.report, self.words, details, self.environ)),
-                                        (limits.look_at_compiler, (self.report, self.environ, details)),
-                                        (limits.look_at_outputs, (self.report, details)),
-                                        (program.look_at_arguments, (self.report, self.words))):
-                # its thread may go on
-                report = Report(self.rank)
-                ended, error = limits.in_time(function, *[report if one is self.report else one for one in arguments])
+            details['words'] = self.words
+            for function in (look.look_at_caches, limits.look_at_directories, program.look_at_program,
+                             limits.look_at_compiler, limits.look_at_outputs, program.look_at_arguments):
+                report = Report(self.rank)      # its thread may go on
+                ended, error = limits.in_time(function, self.machine, report, details)
                 if error:
                     self.report.add('untested', 'script', "%s() ended early: %s" % (function.__name__, error))
                 if ended:

@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import threading
 
-from .kinds import Any, Callable, Machine, Mapping, Report
+from .kinds import Any, Callable, Machine, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
@@ -179,7 +179,7 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
     return ''
 
 
-def look_at_directories(machine: 'Machine', report: 'Report') -> None:
+def look_at_directories(machine: 'Machine', report: 'Report', _: dict) -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
         length = len(tempfile.gettempdir())
@@ -214,7 +214,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
                    % megabytes(free_in(shm)), remedy)
 
 
-def look_at_outputs(report: 'Report', details: dict) -> None:
+def look_at_outputs(_: 'Machine', report: 'Report', details: dict) -> None:
     """Whether the program can write to its outputs (program.outputs()): try an unnamed file there or beside them."""
     for path, says in details.get('written', {}).items():
         target = os.path.realpath(path)
@@ -234,8 +234,9 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
                        "name another directory, create this one, or free space")
 
 
-def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
+def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Compile and load a file as torch.compile and C++ extensions do, where they do."""
+    environ = machine.environ
     disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
     if disabled or not details.get('compiles'):
         return

@@ -68,7 +68,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
 
 
-def look_at_caches(machine: 'Machine', report: 'Report') -> None:
+def look_at_caches(machine: 'Machine', report: 'Report', _: dict) -> None:
     """Whether the caches belong to this user, nobody else can write to them, and they are on a disk of the node."""
     checked = [variable for variable in sorted(CACHES) if machine.environ.get(variable)]
     for variable in checked:

@@ -638,7 +638,7 @@ def test_cache_on_a_parallel_file_system(tmp_path):
     (tmp_path / 'proc/self/mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
     report = findings.Report(0)
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
-    look.look_at_caches(Machine(env, str(tmp_path)), report)
+    look.look_at_caches(Machine(env, str(tmp_path)), report, {})
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
     assert 'lustre' in report.sorted()[0][2] and 'locks do not work for a database' in report.sorted()[0][2]
 

@@ -372,9 +372,9 @@ def test_where_the_program_runs(tmp_path, monkeypatch):
     report = findings.Report(0)
     monkeypatch.setattr(limits, 'write_trial', lambda directory, *more, **named: (
         'Read-only file system' if directory == os.getcwd() else ''))
-    limits.look_at_directories(Machine({}, str(tmp_path)), report)     # the program need not write there
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})     # the program need not write there
     assert of_level(report, 'yellow', 'disk') == []
-    limits.look_at_outputs(report, {'written': {'.': 'the working directory'}})
+    limits.look_at_outputs(Machine({}), report, {'written': {'.': 'the working directory'}})
     assert 'the program cannot write to . (Read-only' in of_level(report, 'yellow', 'disk')[-1]
     assert list(report.facts['working directory']) == [os.getcwd()]
 
@@ -384,7 +384,7 @@ def test_output_to_a_full_disk(tmp_path, monkeypatch, blocks):
     monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
     monkeypatch.setattr(os, 'statvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, blocks, 0, 0, 0, 0, 255)))
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
     assert any('stdout goes to a file on a full disk' in text for text in of_level(report, 'yellow', 'disk')) == (blocks == 10)
 
 
@@ -433,10 +433,10 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
         (tmp_path / 'g++').write_text('#!/bin/bash\n' + compiler)
         (tmp_path / 'g++').chmod(0o755)
     report, env = findings.Report(0), {'PATH': str(tmp_path), 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'new')}
-    limits.look_at_compiler(report, env, {'compiles': False})
-    limits.look_at_compiler(report, {**env, 'TORCH_COMPILE_DISABLE': '1'}, {'compiles': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': False})
+    limits.look_at_compiler(Machine({**env, 'TORCH_COMPILE_DISABLE': '1'}), report, {'compiles': True})
     assert not report.findings
-    limits.look_at_compiler(report, env, {'compiles': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True})
     assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
     assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
 
@@ -524,7 +524,7 @@ def test_directories_are_really_written_to(tmp_path):
     report = findings.Report(0)
     env = {'HOME': '/proc/nothing', 'HF_HOME': str(tmp_path / 'new/directory'),
            'XDG_CACHE_HOME': str(tmp_path / 'file')}
-    limits.look_at_directories(Machine(env, str(tmp_path)), report)
+    limits.look_at_directories(Machine(env, str(tmp_path)), report, {})
     limits.compare_directories(report)
     assert [text.split('=')[0] for text in of_level(report, 'yellow', 'disk')] == ['HOME']
     assert ['XDG_CACHE_HOME' in text and 'Not a directory' in text for text in of_level(report, 'red', 'disk')] == [True]
@@ -535,7 +535,7 @@ def test_directories_are_really_written_to(tmp_path):
 def test_a_long_directory_for_temporary_files(monkeypatch, length, says):
     monkeypatch.setattr(limits.tempfile, 'tempdir', '/tmp'.ljust(length, 'x'))
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}), report)
+    limits.look_at_directories(Machine({}), report, {})
     assert ['%d characters' % length in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
 
 
@@ -572,7 +572,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
         if text is not None:
             script.write_text(text)
         report = findings.Report(number)
-        program.look_at_program(report, [str(script)], {}, {})
+        program.look_at_program(Machine({}), report, {'words': [str(script)]})
         reports.append(report)
     assert 'cannot be read' in of_level(reports[2], 'red', 'script')[0]
     whole = reports[0]
@@ -608,7 +608,7 @@ def test_files_that_are_not_valid_python(tmp_path, text, level):
     (tmp_path / 'train.py').write_text(text + '\n')
     (tmp_path / 'shapes.py').write_text('a = 1\nif True x')
     report = findings.Report(0)
-    program.look_at_program(report, [str(tmp_path / 'train.py')], {}, {})
+    program.look_at_program(Machine({}), report, {'words': [str(tmp_path / 'train.py')]})
     assert [finding.level for finding in report.findings] == [level] * bool(level)
     assert level != 'yellow' or 'shapes.py is not valid for this Python' in of_level(report, level, 'script')[0]
 
@@ -626,7 +626,8 @@ def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
 def test_arguments_are_compared_by_what_they_are(tmp_path):
     (tmp_path / 'data').write_bytes(b'x' * 200000)
     report = findings.Report(0)
-    program.look_at_arguments(report, ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3'])
+    words = ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3']
+    program.look_at_arguments(Machine({}), report, {'words': words})
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'path {tmp_path}/data'].startswith('200000 bytes, ')
     assert facts[f'path {tmp_path}'].startswith('a directory of 1') and facts['path 3'] == 'missing'
@@ -637,7 +638,7 @@ def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monke
     monkeypatch.chdir(tmp_path / 'gone')
     (tmp_path / 'gone').rmdir()
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
     assert list(report.facts['working directory']) == ['one that has been removed'] and not report.having('red', 'disk')
 
 
@@ -666,7 +667,7 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, says):
                         lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
     monkeypatch.setattr(os, 'access', lambda place, mode: not place.endswith('locked') and access(place, mode))    # also of root
     report = findings.Report(0)
-    limits.look_at_outputs(report, {'written': {str(tmp_path / path): '--out'}})
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / path): '--out'}})
     assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)
     assert not list((tmp_path / 'sound').iterdir())
 
@@ -675,8 +676,8 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'net.yaml').write_text('')
     (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml'")
-    report, details = findings.Report(0), {}
-    program.look_at_program(report, ['train.py', '--out', '/no'], details, {})
+    report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
+    program.look_at_program(Machine({}), report, details)
     assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
     assert details['written'] == {'/no': '--out'}
 
