@@ -101,8 +101,8 @@ class PythonVenv(RunScripts):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
-            'byte_compile': [True, "Compile all packages. False: Python compiles what is imported first, and keeps that "
-                                   "only if its user may write to the installation"],
+            'byte_compile': [True, "Compile all packages. False: Python compiles what is imported, and keeps that only "
+                                   "if its user may write to the installation"],
             'environment_image': [False, "Also make a squashfs image of it, for nodes to copy (docs/runscripts.md)"],
             'extra_packages': [[], "A user's own packages, in addition to python_packages"],
             'index_urls': [[], "Package indexes for 'slingtorch lock', in addition to those of pip's configuration"],
