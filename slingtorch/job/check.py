@@ -75,7 +75,7 @@ class Probe(messages.Child):
         if self.wait(key, time.monotonic() + seconds + 3 * SLACK):
             return self.found[key]
         raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found.get(
-            'lost', "it did not answer in time"))
+            'lost', "the process with PyTorch has ended" if self.ended() else "it did not answer in time"))
 
     def result(self, end: float) -> dict:
         """All that it found until the time `end`; the key 'error' has what went wrong."""

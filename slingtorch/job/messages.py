@@ -121,7 +121,7 @@ class Child:
 
     def ended(self) -> bool:
         """Whether it has ended."""
-        return bool(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        return bool(self.status or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
     def hear(self, end: float) -> 'Any':
         """Its next message; None if it ends before, or the time is `end`."""

@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -787,10 +788,25 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, monkeypatch, code, say
     assert result.get('level') == ('yellow' if late else None)
 
 
+def test_a_process_that_dies_after_it_has_met_others_can_no_longer_be_asked(monkeypatch):
+    def run(pipe, *_):
+        pipe.send({'met': True, 'imported': 1, 'phase': 'collective'})
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(probe, 'run', run)
+    one = check.Probe(Machine({}), 60, [])
+    found = one.result(time.monotonic() + 60)
+    assert found['met'] and found['error'] == 'an all_reduce ended the process with status -11'
+    with pytest.raises(gather.PeerLost, match='the process with PyTorch has ended'):
+        one.ask('word', 600, {})
+
+
 def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
     before = os.listdir('/proc/self/fd')
     child = messages.Child(lambda pipe: pipe.recv())
     assert len(os.listdir('/proc/self/fd')) > len(before) and child.end() == '-9' == child.end()
+    assert child.ended() and child.hear(time.monotonic() + 600) is None
+    child.tell('a word')
     assert os.listdir('/proc/self/fd') == before
 
 
