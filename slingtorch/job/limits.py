@@ -4,14 +4,11 @@ What may differ from rank to rank and from node to node: limits of the shell and
 the process with PyTorch used; directories, tested by writing to them; and a compiler.
 """
 import contextlib
-import ctypes
 import errno
 import os
 import re
 import resource
 import stat
-import subprocess
-import sysconfig
 import tempfile
 import threading
 
@@ -236,6 +233,10 @@ def look_at_outputs(_: 'Machine', report: 'Report', details: dict) -> None:
 
 def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Compile and load a file as torch.compile and C++ extensions do, where they do."""
+    import ctypes       # only here: most ranks need none of them
+    import subprocess
+    import sysconfig
+
     environ = machine.environ
     disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
     if disabled or not details.get('compiles'):

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import types
@@ -425,7 +426,7 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
 ])
 def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     place = tmp_path / 'include'
-    monkeypatch.setattr(limits.sysconfig, 'get_paths', lambda: {'include': str(place)})
+    monkeypatch.setattr(sysconfig, 'get_paths', lambda: {'include': str(place)})
     place.mkdir()
     if 'headers' not in str(compiler):
         (place / 'Python.h').write_text('')
