@@ -17,9 +17,9 @@ from easybuild.tools.filetools import read_file, symlink, which, write_file
 from easybuild.tools.modules import get_software_root_env_var_name, get_software_version
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
-from slingtorch.elf import OF_AN_MPI
 from slingtorch.install.dependencies import dependency_root, run, with_parameters
 from slingtorch.install.nccl import exported_apis, known_problems, misfit
+from slingtorch.job.machine import OF_AN_MPI
 
 # from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1)
 FIRST_WITH_ROCM = '1.18.0'

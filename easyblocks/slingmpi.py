@@ -16,11 +16,11 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import change_dir, copy_dir, mkdir, read_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import RunShellCmdError
-from slingtorch.elf import MPI_LIBRARY
 from slingtorch.install.dependencies import dependency_root, last_lines, run, with_parameters
 from slingtorch.install.process import (
     check_two_ranks, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher, mpi_library,
     probe_pytorch, real_libraries, run_path_flags)
+from slingtorch.job.machine import MPI_LIBRARY
 
 # found through EasyBuild's paths, relative to the bundle's directories in them
 PROJECT = '../slingmpi/pyproject.toml'

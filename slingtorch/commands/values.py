@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from slingtorch import elf, gpus, sites
-from slingtorch.job import look, nccl
+from slingtorch import gpus, sites
+from slingtorch.job import elf, look, nccl
 from slingtorch.job.findings import Report
 from slingtorch.job.machine import Machine
 from slingtorch.sites.formats import KINDS_OF_GPUS, NET
@@ -134,12 +134,12 @@ def check_plugin(report: Report, path: str, nccls: List[str]) -> None:
     """Compare the plugin's symbols with those that NCCL looks for, and its runtime with torch's."""
     try:
         library = elf.Library(path)
-        apis, needed = elf.interfaces(library.exported()), library.needed()
+        apis, needed = nccl.interfaces(library.exported()), library.needed()
     except (OSError, ValueError) as err:
         report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, elf.INTERFACE),
+        report.add('yellow', 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
     for name in needed:
@@ -150,7 +150,7 @@ def check_plugin(report: Report, path: str, nccls: List[str]) -> None:
             report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % (
                 path, name, runtime.group(1), major), "load the plugin that was built for torch's release")
     other = next(elf.readable(nccls), None)
-    loads = elf.interfaces(other.names(elf.INTERFACE)) if other else []
+    loads = nccl.interfaces(other.names(nccl.INTERFACE)) if other else []
     if not other or not loads:
         report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL shows it"
                    % (path, apis[0], apis[-1]))

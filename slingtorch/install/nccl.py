@@ -6,7 +6,8 @@ from typing import Any, List, Set
 
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError
-from slingtorch.elf import Library, interfaces
+from slingtorch.job.elf import Library
+from slingtorch.job.nccl import interfaces
 
 # (first release of NCCL, or of RCCL, which has the same numbers; oldest and newest ncclNetPlugin_v* that it accepts).
 # From src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).

@@ -14,10 +14,9 @@ from typing import Any, Callable, List, Optional, Tuple
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import write_file
-from slingtorch.elf import MPI_LIBRARY, TRANSPORT_LAYER
 from slingtorch.install.dependencies import last_lines, run
 from slingtorch.install.nccl import exported_apis, known_problems, misfit
-from slingtorch.job.machine import Machine
+from slingtorch.job.machine import MPI_LIBRARY, TRANSPORT_LAYER, Machine
 from slingtorch.job.nccl import plugin_files
 
 # Open MPI refuses to start as root or to start more ranks than cores

@@ -30,15 +30,18 @@ from .probe import SLACK
 SAME = {
     **dict.fromkeys(('torch', 'torch is in', 'CUDA of torch', 'ROCm of torch'),
                     ('yellow', 'versions', "start all ranks from one environment")),
+    **dict.fromkeys(('maps libnccl', 'maps librccl', 'maps MPI'),
+                    ('yellow', 'versions', "check LD_LIBRARY_PATH and LD_PRELOAD of these ranks")),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
     'driver': ('yellow', 'versions', "ask the centre to check these nodes"),
     # a node has several names
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
+    **{'ulimit -' + option: ('yellow', 'limit', "find where this limit is set") for option in limits.SHELL},
 }
 # seconds to wait for the other ranks of the node, and on a busy node, after PyTorch is imported
-SILENT, BUSY = 12, 4
+SILENT, BUSY = 12, 8
 # from this number of seconds on, check reports how long an address takes to resolve to a name
 SLOW_NAME = 1
 # remedy for a step that did not end and perhaps did not fail
@@ -323,8 +326,7 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
         report.merge(other)
         ranks.append(own)
     node.check_cores(report, ranks)
-    node.check_probe(report, found, machine)
-    node.check_gpus(report, ranks, report.value('backend', ''), rank.environ)
+    node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
     limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
     program.check_imports(report, found.get('script') or {}, details)
 

@@ -17,7 +17,7 @@ TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good'
 LONGEST = 2000
 # names of findings
 NAMES = ('cache', 'clock', 'collective', 'cores', 'disk', 'gpus', 'import', 'interface',
-         'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'rendezvous', 'script',
+         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'rendezvous', 'script',
          'shm', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is a word that never changes, for searching; `remedy` tells the user what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])

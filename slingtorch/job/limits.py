@@ -16,7 +16,7 @@ from .kinds import Any, Callable, Machine, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
-         's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
+         'd': (resource.RLIMIT_DATA, 'of data'), 's': (resource.RLIMIT_STACK, 'of stack, also of each thread'),
          'f': (resource.RLIMIT_FSIZE, 'in a file, also in /dev/shm'), 't': (resource.RLIMIT_CPU, 'processor time')}
 # an error that such a limit may cause
 LACKS = 'failed to map|[Aa]llocat|MemoryError|bad_alloc|Too many open files|new thread|status -(6|9|11|24|25)'
@@ -77,8 +77,10 @@ def few_processes(machine: 'Machine') -> str:
 
 def look(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Note the limits of a rank for check(), and report what it can judge by itself."""
-    details['limits'] = of_shell()
+    limits = details['limits'] = of_shell()
     details['memory'], _, details['memory of'] = machine.free_memory()
+    for option in SHELL:
+        report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
     cores, few, end = cores_of_quota(machine), few_processes(machine), machine.environ.get('SLURM_JOB_END_TIME', '')
     if cores < 1:
         report.add('yellow', 'limit', "a control group (its quota) allows this rank, or several, only %.2g of a core: "
@@ -107,7 +109,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     files = took.get('fds', 0) + (world - 1) * connects
     # {option: (what PyTorch or any training needs at least, what suffices)}
     needs = {'f': (SMALL_FILE, LARGE_FILE), 't': (SHORT, float('inf')), 's': (took.get('s', 0), SMALL_STACK),
-             'v': (took.get('v', 0), max(2 * took.get('v', 0), SPACE))}
+             **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
     for details in ranks:
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS
@@ -213,13 +215,13 @@ def look_at_directories(machine: 'Machine', report: 'Report', _: dict) -> None:
 
 def look_at_outputs(_: 'Machine', report: 'Report', details: dict) -> None:
     """Whether the program can write to its outputs (program.outputs()): try an unnamed file there or beside them."""
-    for path, says in details.get('written', {}).items():
-        target = os.path.realpath(path)
+    for path, (says, made) in details.get('written', {}).items():
+        target = path if made else os.path.realpath(path)
         place = nearest(target)
-        if place == target and os.path.isfile(target):
+        if place == target and os.path.isfile(target) and not made:
             place = os.path.dirname(target)
         if not os.path.isdir(place):
-            wrong = '%s is a file' % place
+            wrong = '%s is a %s' % (place, 'file' if os.path.exists(place) else 'link to nothing')
         elif os.path.isfile(target) and not os.access(target, os.W_OK):
             wrong = 'its permissions forbid it'
         else:

@@ -56,7 +56,8 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBILITY if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
     if not known:
-        report.add('untested', 'gpus', "no GPU on the node")
+        report.add('untested', 'gpus', "no GPU on the node%s" % (
+            ", although %s is set" % ' and '.join(name.partition('=')[0] for name in variables) if variables else ''))
         return
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
@@ -101,15 +102,19 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         # NCCL matches prefixes of names, and one match suffices (src/misc/socket.cc); Gloo wants whole names
         found = {word: [name for name in there if name == word or not exact and name.startswith(word)]
                  for word in value.lstrip('=').split(',') if word}
-        missing = [word for word in found if not found[word]]
-        if not missing:
+        missing, used = [word for word in found if not found[word]], sorted(set(sum(found.values(), [])))
+        if missing:
+            wrong = "this node has no interface %s" % ', '.join(missing)
+        elif all(machine.read('sys/class/net/%s/operstate' % name) == 'down' for name in used):
+            wrong = "%s is down on this node" % ', '.join(used)
+        else:
             report.add('good', 'interface', "%s=%s exists" % (variable, value))
             continue
         # the library that moves the data: NCCL between GPUs, else Gloo
-        sure = uses_gpus(machine) != gloo and (gloo or not any(found.values()))
-        report.add('red' if sure else 'yellow', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
-            variable, value, ', '.join(missing), ', '.join(there)),
-            "name one of these in the job script, or unset the variable")
+        sure = uses_gpus(machine) != gloo and (gloo or not missing or not used)
+        report.add('red' if sure else 'yellow', 'interface',
+                   "%s=%s: %s (it has %s)" % (variable, value, wrong, ', '.join(there)),
+                   "name one of these in the job script, or unset the variable")
     if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):
         report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may use the "
                    "management network", "export NCCL_SOCKET_IFNAME=hsn")

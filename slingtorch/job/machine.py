@@ -29,8 +29,16 @@ KFD = 'sys/class/kfd/kfd/topology/nodes'
 # types of file systems that nodes share, as in /proc/mounts
 SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs '
                    'fuse.glusterfs fuse.sshfs fuse.dfuse'.split())
+# An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
+MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
+# libraries that belong to an MPI: bindings for other languages, its profiling library, the GPU Transport Layer
+OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
+# Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
+TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
 # network plugins that NCCL or RCCL opens if NCCL_NET_PLUGIN is not set (nccl.plugin_names)
 NET_PLUGINS = ('libnccl-net.so', 'librccl-net.so')
+# mapped libraries that show how a program communicates
+COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
 
 
 def for_bash() -> str:
@@ -97,6 +105,19 @@ def read_mounts(text: str) -> list:
     lines = [line.split(' ') for line in text.splitlines()]
     return [(re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2],
              fields[3].split(',')) for fields in lines if len(fields) > 3]
+
+
+def library_kind(path: str) -> 'Optional[str]':
+    """The kind of a library, from its name: 'libnccl', 'MPI' ...; None if it is of no interest here."""
+    name = os.path.basename(path)
+    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
+    return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
+
+
+def mapped_libraries() -> list:
+    """Paths of the libraries that this process maps and that show how it communicates, each once."""
+    with open('/proc/self/maps') as maps:
+        return sorted(filter(COMMUNICATION.search, set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))))
 
 
 class Machine:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Which network plugins NCCL and RCCL load, and which network their log names."""
+"""Which libraries NCCL and RCCL load, which interfaces they look for, and which network their log names."""
 import os
 import re
 
+from . import elf
 from .kinds import Any, Machine, MutableMapping, Optional
-from .machine import NET_PLUGINS
+from .machine import NET_PLUGINS, library_kind
+
+# symbol of a network plugin, followed by the number of its interface
+INTERFACE = 'ncclNetPlugin_v'
 
 
 def find_library(machine: 'Machine', name: str) -> 'Optional[str]':
@@ -34,6 +38,18 @@ def plugin_files(machine: 'Machine') -> list:
     paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name)
              for name in plugin_names(machine)]
     return list(filter(None, paths))
+
+
+def interfaces(names: set) -> list:
+    """The numbers of a plugin's interfaces among these names, in order."""
+    found = (re.match(INTERFACE + r'(\d+)$', name) for name in names)
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def refuses_to_share(paths: list) -> bool:
+    """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
+    found = elf.readable(path for path in paths if library_kind(path) in ('libnccl', 'librccl'))
+    return any(library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')) for library in found)
 
 
 def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:

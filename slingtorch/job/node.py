@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What only all ranks of a node together show: shared cores and GPUs, and the libraries that PyTorch's process maps."""
-import contextlib
-import glob
 import os
 import re
-import struct
 
-from . import look, network, variables
+from . import elf, look, nccl, network, variables
 from .kinds import Iterable, Machine, Report
+from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
 SLOW_LINK = 0.02
@@ -51,12 +49,12 @@ def check_cores(report: 'Report', ranks: list) -> None:
         report.add('good', 'cores', "no rank shares a core with another rank")
 
 
-def check_gpus(report: 'Report', ranks: list, backend: str, environ: dict) -> None:
-    """Report GPUs that several ranks share or nobody uses, and ranks whose cores are far from their GPU."""
+def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> None:
+    """Report GPUs that several ranks share, and ranks whose cores are far from their GPU; `mapped`: libraries."""
     lists = {gpus: who for gpus, who in grouped(ranks, 'gpus').items() if gpus}
     for gpus, who in lists.items():
         if len(who) > len(gpus):
-            sure = backend == 'nccl' and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
+            sure = nccl.refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
                 "start one rank per GPU, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
@@ -65,18 +63,41 @@ def check_gpus(report: 'Report', ranks: list, backend: str, environ: dict) -> No
     far = [one['rank'] for one, cpus in zip(single, near) if cpus and one['cpus'] and not cpus & set(one['cpus'])]
     if far:
         report.add('yellow', 'gpus', "the rank's cores are not near its GPU", "srun --cpu-bind=" + BIND, mask_of(far))
-    if lists and backend == 'gloo':
-        report.add('yellow', 'gpus', "PyTorch uses none of the node's GPUs: the network was tried over gloo, on CPUs",
-                   "use a PyTorch that is built for these GPUs and their driver")
     if lists and all(len(gpus) == len(who) == 1 for gpus, who in lists.items()):
         report.add('good', 'gpus', "each rank sees a GPU of its own")
         if not far and all(near):
             report.add('good', 'gpus', "each rank runs on cores near its GPU")
 
 
-def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> None:
-    """Report what the process with PyTorch says, {} without one."""
-    plugin = report.value('plugin')
+def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
+    """Report libraries that the process with PyTorch maps twice, or that do not work together."""
+    by_kind = {}  # type: dict
+    for path in paths:
+        if library_kind(path):
+            by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
+    for kind, files in sorted(by_kind.items()):
+        report.fact('maps ' + kind, ' '.join(sorted(files)))
+        if len(files) > 1:
+            report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (
+                len(files), kind, ' and '.join(sorted(files))),
+                       "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
+    gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
+    if machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
+            any('cray' in path for path in by_kind.get('MPI', ())):
+        report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, but the process maps Cray MPICH without its "
+                   "GPU library (libmpi_gtl): a call of MPI_Init would end the program",
+                   "unset it, or first load the module craype-accel-*")
+    if machine.gpus() and not {'libnccl', 'librccl'} & set(by_kind):
+        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
+                   "use a PyTorch that is built for the GPUs of this node")
+    if not report.having(name='libraries'):
+        report.add('good', 'libraries', "the process with PyTorch maps %s" % (
+            '; '.join(sorted(set().union(*by_kind.values()))) or "no NCCL, libfabric or MPI"))
+
+
+def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
+    """Report what the process with PyTorch says, {} without one; returns the libraries that it maps."""
+    plugin, mapped = report.value('plugin'), probe.get('maps', [])
     if 'imported' in probe:
         # in steps of a quarter, so that ranks with about the same time are counted together
         report.fact('seconds import', '%.2g' % round_up(probe['imported']))
@@ -88,6 +109,8 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> None:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
+    if probe:
+        check_libraries(report, mapped, machine)
     carrier, provider = probe.get('network'), probe.get('provider')
     # NCCL over any other network has found the plugin that it needs; without one, its log always says so
     if carrier in (None, 'Socket') and plugin and probe.get('plugin'):
@@ -103,25 +126,16 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> None:
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
-    variables.check(report, variables.read_table(), bool(machine.gpus()))
-
-
-def truncated(directory: str) -> list:
-    """Paths of truncated libraries in a directory: those that end before their table of sections does (elf(5))."""
-    found = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*.so*'))):
-        with contextlib.suppress(OSError, struct.error), open(path, 'rb') as stream:
-            magic, begin, size, count = struct.unpack('<6s34xQ10xHH2x', stream.read(64))
-            if magic == b'\x7fELF\x02\x01' and begin + size * count > os.stat(path).st_size:
-                found.append(path)
-    return found
+    variables.check(report, variables.read_table(), mapped, [plugin] if plugin else [], bool(machine.gpus()))
+    variables.check_torch(report, machine)
+    return mapped
 
 
 def report_error(report: 'Report', probe: dict) -> None:
     """Report what went wrong in the process with PyTorch; check.py finds the cause of what the network does."""
     phase, error, torch = probe.get('phase', 'import'), probe['error'], report.value('torch is in', '')
     remedy = probe.get('remedy') or LOOK_THERE[phase == 'import']
-    cut_off = truncated(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
+    cut_off = elf.cut_off(os.path.join(torch, 'lib')) if phase == 'import' and torch else []
     if cut_off or phase == 'import' and re.search(DAMAGED, error):
         error = '; truncated: '.join([error, *cut_off[:3]])
         remedy = "a file of the environment is damaged on this node: install or copy the environment again"

@@ -11,7 +11,7 @@ import time
 
 from . import meet, messages, nccl, network
 from .kinds import Any, Optional
-from .machine import Machine
+from .machine import Machine, mapped_libraries
 
 # Seconds after which a node reports that it cannot reach rank 0's node. Seconds in which the store must exist: minimum,
 # per second that importing PyTorch took here, and per node, since many nodes load Python from one file system.
@@ -43,7 +43,7 @@ class Probe:
         nccl.log_into(os.environ, self.log)
         begin = time.monotonic()
         import torch
-        self.say(imported=time.monotonic() - begin, took=taken())
+        self.say(imported=time.monotonic() - begin, took=taken(), maps=mapped_libraries())
         return torch
 
     # --- the nodes
@@ -159,6 +159,7 @@ def taken() -> dict:
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
     return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
+            'd': int(sizes.get('VmData', 0)) << 10,
             's': int(sizes.get('VmStk', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
@@ -186,7 +187,7 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
             result['error'] = '%s failed: %s' % (what, first_lines(err))
     if trial:
         probe.result['script'] = trial.result()
-    probe.say(over=True)
+    probe.say(over=True, maps=mapped_libraries())
     if probe.store and probe.nodes:
         try:
             probe.exchange()

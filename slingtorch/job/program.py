@@ -3,6 +3,7 @@
 Examines the program without running it: the script, its own modules, files that it reads, outputs and variables. Rank 0
 finds what differs between nodes.
 """
+import ast
 import hashlib
 import os
 import re
@@ -69,15 +70,18 @@ def arguments_of(words: list) -> list:
 
 
 def outputs(program: 'Program') -> dict:
-    """{path to write to, of an option or its default: the option}, or that of '.'"""
+    """{path to write to, of an option or its default: (the option, whether it must be a directory)}, or that of '.'"""
     found = {value: option for option, value in arguments_of(program.given) if OUTPUT.match(option)}
     for call in program.calls.get('add_argument', ()):
         options, default = [str(literal(part)) for part in call.args], literal(keywords(call).get('default'))
         if isinstance(default, str) and any(map(OUTPUT.match, options)) and not set(options) & set(found.values()):
             found[default] = options[-1]
-    return {path: option for path, option in found.items()
+    made = {getattr(part, 'attr', getattr(part, 'id', '')) for name in ('makedirs', 'mkdir')
+            for call in program.calls.get(name, ()) for part in ast.walk(call)}
+    return {path: (option, option.lstrip('-').replace('-', '_').rpartition('.')[2] in made)
+            for path, option in found.items()
             if not re.match('/dev/|.*://', path) and ('/' in path or os.path.isdir(path))} or {
-                '.': 'the working directory'}
+                '.': ('the working directory', False)}
 
 
 def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None:

@@ -22,6 +22,8 @@ FILES, MOST, NODES = 60, 16 << 20, 50000
 FRAMEWORKS = rb'(import|from) +\w*(accelerat|lightning|deepspeed|horovod|ignite|composer)'
 # variables that the launcher or the runscript sets
 LAUNCHED = ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')
+# the local rank as the number of a GPU
+GPU_NUMBER = rb'(set_device\(|device_ids=\[|cuda:\{)[^)\]}\n]*(?i:local_?rank|LOCALID)'
 
 
 def read(path: str) -> bytes:
@@ -253,3 +255,7 @@ def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
                 said.add(text)
                 report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
                     program.where(node), text), remedy)
+    if gpus and len(gpus) < program.local and program.mentions(GPU_NUMBER) and not program.mentions(b'device_count'):
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each rank of this "
+                   "node sees only %d of them ('invalid device ordinal')" % len(gpus), "let each rank see all GPUs: "
+                   "use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset SLINGTORCH_GPU_VISIBILITY")

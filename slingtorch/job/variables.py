@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Variables that libraries accept silently, whatever their names and values: checked by variables.cfg."""
+"""Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
+import difflib
+import glob
 import os
 import re
 
-from .kinds import Optional, Report
+from . import elf
+from .kinds import Machine, Optional, Report
+from .machine import library_kind
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 
@@ -17,8 +21,7 @@ class Family:
 
     def __init__(self, prefix: str, section: dict) -> None:
         self.prefix, self.source, self.newest = prefix, section['source'], section['newest']
-        self.library = section['library']
-        self.other, self.open = (section.get(key, '').split() for key in ('other', 'open'))
+        self.libraries, self.other, self.open = (section.get(key, '').split() for key in ('library', 'other', 'open'))
         self.known, self.warn = {}, {}    # type: dict, dict
         for names, value in section.items():
             kind = (section['bool'] if value == 'bool' else value).split()
@@ -66,11 +69,6 @@ def wrong_value(kind: list, value: str) -> str:
     name, words = kind[0], kind[1:]
     if name == 'int':
         return wrong_number(words, value)
-    if name == 'ints':
-        return max(wrong_number(words, part) for part in value.split(','))
-    if name == 'keys':      # backend:native,roundup_power2_divisions:[256:1,512:2]
-        unknown = [key for key in re.findall(r'(?:^|,)\s*(\w+):', re.sub(r'\[.*?\]', '', value)) if key not in words]
-        return "has '%s', which is not one of %s" % (unknown[0], ', '.join(words)) if unknown else ''
     if '#' in words and re.match(r'-?[0-9]+$', value):
         return ''
     known = [word.upper() for word in words] if name != 'exact' else words
@@ -81,6 +79,23 @@ def wrong_value(kind: list, value: str) -> str:
     elif (value if name == 'exact' else value.upper()) not in known:
         return 'is not one of ' + ', '.join('a whole number' if word == '#' else word for word in words)
     return ''
+
+
+def strings(family: Family, mapped: list, plugins: list) -> tuple:
+    """
+    (names of the family in the strings of the libraries that read it, the path of one); (set(), None) if none shows
+    them. Only NCCL, RCCL and their plugins keep their names whole.
+
+    :param mapped: libraries that the process with PyTorch maps
+    :param plugins: network plugins
+    """
+    if 'CCL_' not in family.prefix:
+        return set(), None
+    plugin = list(elf.readable(plugins))
+    found = plugin if family.prefix.startswith('OFI') else list(elf.readable(
+        path for path in mapped if library_kind(path) in family.libraries))
+    names = set().union(*(library.names(family.prefix) for library in found + plugin))
+    return (names, found[0].path) if found and names & set(family.known) else (names, None)
 
 
 def one_edit(name: str, other: str) -> bool:
@@ -95,27 +110,47 @@ def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind = family.known[name]
     # an empty number is to NCCL as if it were not set (src/misc/param.cc)
-    unset = not value and kind[:1] == ['int'] and family.prefix in ('NCCL_', 'RCCL_')
-    return wrong_value(kind, value) if kind and not unset else ''
+    if not kind or kind[0] == 'int' and not value and family.prefix in ('NCCL_', 'RCCL_'):
+        return ''
+    if not value.strip():
+        return 'is empty'
+    wrong = wrong_value(kind, value)
+    if wrong and not wrong_value(kind, value.strip()):
+        return 'begins or ends with a space, which makes it invalid'
+    return wrong
 
 
-def check(report: 'Report', families: list, with_gpu: bool) -> None:
+def check(report: 'Report', families: list, mapped: list, plugins: list, with_gpu: bool) -> None:
     """
-    Check the variables of the ranks, which are facts of the report: 'env NAME'. Only the table tells what is wrong, and
-    a newer library may differ: nothing is red.
+    Check the variables of the ranks, which are facts of the report: 'env NAME'. For the libraries see strings().
+
+    A finding is red if a library's strings show it, and yellow if only this table does: a newer library may differ.
     """
     for fact, values in sorted(report.facts.items()):
         name, ranks = fact[4:], sum(values.values())
         family = family_of(name, families) if fact.startswith('env ') else None
-        if not family or name in family.other:
+        if not family or name in family.other or not report.ranks:
             continue
+        read, library = strings(family, mapped, plugins)
         if name not in family.known:
-            # the table has few names: another one may well be right
-            near = next((other for other in sorted(family.known) if one_edit(name, other)), None)
-            if near and not any(map(name.startswith, family.open)):
-                report.add('yellow', 'variable', "%s is not a variable that a known %s reads. Perhaps it should be %s"
-                           % (name, family.library, near), "unset it in the job script, or write %s" % near, ranks)
+            if name in read or any(map(name.startswith, family.open)):
+                continue
+            names = sorted(read.union(family.known))
+            near = sorted((other for other in names if one_edit(name, other)), key=lambda other: other not in read)
+            # the table has few names: without a library to check, another name may well be right
+            if not near and not library:
+                continue
+            meant = next(iter(near or difflib.get_close_matches(name, names, 1, 0.84)), None)
+            text = "%s is not a variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
+            if meant:
+                text += ". Perhaps it should be %s" % meant
+            report.add('red' if near and library else 'yellow', 'variable', text,
+                       "unset it in the job script, or write %s" % meant if meant else
+                       "check the name, and unset it if it is wrong", ranks)
             continue
+        if library and name not in read:
+            report.add('yellow', 'variable', "%s is set, but %s does not read it" % (name, library),
+                       "it has no effect in this release: unset it, or use a library that reads it", ranks)
         for value, mask in values.items():
             wrong = wrong_text(name, value, family)
             if wrong:
@@ -125,3 +160,28 @@ def check(report: 'Report', families: list, with_gpu: bool) -> None:
             elif with_gpu and (value, name) in family.warn:
                 report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),
                            "change it in the job script", mask)
+
+
+# GNU's libgomp accepts a list of positive numbers (libgomp/env.c), and uses all cores for anything else
+THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
+
+
+def check_torch(report: 'Report', machine: 'Machine') -> None:
+    """Check the numbers of threads, and the words for PyTorch's allocator, which must be in one of its libraries."""
+    cores, place = len(machine.cpus()[1]), glob.escape(report.value('torch is in', ''))
+    for fact, values in sorted(report.facts.items()):
+        name = fact[4:]
+        for value, ranks in values.items() if fact.startswith('env ') else ():
+            if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
+                report.add('yellow', 'value', "%s='%s' is not a number of threads: the library uses its own number, "
+                           "such as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
+            elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
+                report.add('yellow', 'value', "%s=%s, but the node has only %d cores" % (name, value, cores),
+                           "use the number of cores that a rank has", ranks)
+            words = re.sub(r'\[[^]]*\]', '', value) if name.startswith('PYTORCH') else ''
+            for key in re.findall(r'(?:^|,)\s*([a-z0-9_]+)', words):
+                found = list(elf.readable(path for name in ('c10', 'torch')
+                                          for path in glob.glob(os.path.join(place, 'lib/lib%s*.so' % name))))
+                if found and not any(library.match(re.compile(key.encode() + b'\0')) for library in found):
+                    report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
+                               "correct it in the job script: an unknown word ends programs that use a GPU", ranks)

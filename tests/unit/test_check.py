@@ -24,11 +24,10 @@ import time
 
 import pytest
 
-from slingtorch import elf, sites
+from slingtorch import sites
 from slingtorch.commands import values
-from slingtorch.elf import MPI_LIBRARY
-from slingtorch.job import check, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
-from slingtorch.job.machine import KFD, Machine, expand_hosts
+from slingtorch.job import check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
+from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
 
 JOB = ROOT / 'slingtorch/job'
@@ -309,12 +308,45 @@ def test_variables_that_nobody_refuses_are_named_and_stop_nothing(job, name, val
     assert says in text and ranks == EIGHT and set(statuses.values()) == {0}
 
 
-def check_variables(env, with_gpu=False):
+def check_variables(env, paths=(), with_gpu=False, plugins=()):
     report = findings.Report(0)
     for name, value in env.items():
         report.fact('env ' + name, value)
-    variables.check(report, variables.read_table(), with_gpu)
+    variables.check(report, variables.read_table(), list(paths), list(plugins), with_gpu)
     return report.sorted()
+
+
+def test_the_library_present_is_asked_first(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "NCCL_BRAND_NEW", "NCCL_IB_TC"};')
+    assert not check_variables({'NCCL_BRAND_NEW': '1', 'NCCL_IB_TC': '3'}, [nccl])
+    [(level, name, text, _, _)] = check_variables({'NCCL_NVLS_ENABLE': '1'}, [nccl])
+    assert (level, name) == ('yellow', 'variable') and text.endswith('libnccl.so.2 does not read it')
+    # a name that the library has and the table has not is meant
+    [(level, name, text, _, _)] = check_variables({'NCCL_BRAND_NEWS': '1'}, [nccl])
+    assert (level, name) == ('red', 'variable') and text.endswith('Perhaps it should be NCCL_BRAND_NEW')
+
+
+ASKED = 'const char *a[] = {"NCCL_DEBUG", "NCCL_IB_TC", "NCCL_IB_HCA"};'
+
+
+@pytest.mark.parametrize('name, asked, unasked', [
+    ('NCCL_IB_TCC', 'red', 'yellow'), ('NCCL_I_HCA', 'red', 'yellow'), ('NCCL_IB_HCB', 'red', 'yellow'),
+    ('NCCL_IB_HAC', 'red', 'yellow'),                   # two neighbours swapped
+    ('NCCL_IB_TTCC', 'yellow', None), ('NCCL_DE_BUGS', 'yellow', None), ('NCCL_TOMORROW', 'yellow', None),
+    ('NCCL_GDR_LEVEL', 'yellow', None),
+])
+def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path, name, asked, unasked):
+    nccl = library(tmp_path / 'libnccl.so.2', ASKED)
+    for paths, level in (([nccl], asked), ([], unasked)):
+        found = check_variables({name: '1'}, paths)
+        assert [entry[:2] for entry in found] == [(level, 'variable')] * bool(level)
+        assert all(name in text and (nccl in text) == bool(paths) for _, _, text, _, _ in found)
+
+
+def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"};')
+    [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
+    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
 
 
 def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
@@ -332,10 +364,38 @@ def test_memhooks_is_said_with_gpus_alone():
     assert not check_variables(env)
 
 
+@pytest.mark.parametrize('name, value', [
+    ('libmine.so', 'libmine.so'), ('libnccl-net-b.so', 'a,b'), ('libnccl-net.so', None), ('libown.so', '%s/libown.so'),
+])
+def test_the_plugin_is_asked_before_a_name_is_unknown(tmp_path, name, value):
+    library(tmp_path / name, 'const char *a = "NCCL_TOMORROW";')
+    mapped = library(tmp_path / 'libnccl.so.2', ASKED)
+    env = {'LD_LIBRARY_PATH': str(tmp_path),
+           **({'NCCL_NET_PLUGIN': value.replace('%s', str(tmp_path))} if value else {})}
+    machine = Machine(env, '/nowhere')
+    files = nccl.plugin_files(machine)
+    assert files == [str(tmp_path / name)]
+    assert check_variables({'NCCL_TOMORROW': '1'}, [mapped])
+    assert not check_variables({'NCCL_TOMORROW': '1'}, [mapped], plugins=files)
+    assert not nccl.plugin_files(Machine({**env, 'NCCL_NET_PLUGIN': 'none'}, '/nowhere'))
+    report = findings.Report(0)
+    report.fact('env NCCL_TOMORROW', '1')
+    report.fact('plugin', files[0])
+    node.check_probe(report, {'maps': [mapped]}, machine)
+    assert not [entry for entry in report.sorted() if entry[1] == 'variable']
+
+
+def test_an_ofi_plugin_is_asked_for_its_own_names(tmp_path):
+    plugin = library(tmp_path / 'libnccl-net.so', 'const char *a[] = {"OFI_NCCL_PROTOCOL", "OFI_NCCL_NEW"};')
+    env = {'OFI_NCCL_NEW': '1', 'OFI_NCCL_PROTOCL': 'RDMA'}
+    [(level, _, text, _, _)] = check_variables(env, plugins=[plugin])
+    assert level == 'red' and text.endswith('libnccl-net.so reads. Perhaps it should be OFI_NCCL_PROTOCOL')
+
+
 @pytest.mark.parametrize('name', ['libmpi_gnu_123.so.12', 'libmpi_cray.so.12', 'libmpi_nvidia.so.12',
                                   'libmpi_amd.so.12', 'libmpich_gnu_82.so.3', 'libmpi.so.12', 'libmpich.so.12'])
 def test_an_mpi_is_known_by_its_name(name):
-    assert MPI_LIBRARY.match(name)
+    assert library_kind('/opt/cray/pe/lib64/' + name) == 'MPI'
 
 
 @pytest.mark.parametrize('name', [
@@ -343,19 +403,19 @@ def test_an_mpi_is_known_by_its_name(name):
     'libmpi_mpifh-gfortran.so.40', 'libmpi_usempi_ignore_tkr.so.40',
 ])
 def test_what_goes_with_an_mpi_is_no_mpi(name):
-    assert not MPI_LIBRARY.match(name)
+    assert library_kind('/lib/' + name) is None
 
 
 @pytest.mark.parametrize('name, value, says', [
     ('hsa_tomorrow', '1', None), ('fi_provider', 'cxi', None), ('NCCL_DEBUG', 'INFO', None),
-    ('NCCL_DEBUG', 'INFO ', "NCCL_DEBUG='INFO ' is not one of"),
-    ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' is not one of"),
+    ('NCCL_DEBUG', 'INFO ', "NCCL_DEBUG='INFO ' begins or ends with a space"),
+    ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' begins or ends with a space"),
     ('NCCL_IB_TC', '106 ', None), ('FI_CXI_RDZV_THRESHOLD', ' 16384 ', None),    # strtol(3) reads them
     ('NCCL_IB_TC', 'x ', 'is not a whole number'),
     ('NCCL_IB_TC', '', None),                           # ncclLoadParam: as if not set
-    ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is not one of"),
-    ('FI_CXI_RDZV_THRESHOLD', '', 'is not a whole number'),
-    ('FI_CXI_ODP', '', "FI_CXI_ODP='' is not one of"),
+    ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is empty"),
+    ('FI_CXI_RDZV_THRESHOLD', '', 'is empty'),
+    ('FI_CXI_ODP', '', "FI_CXI_ODP='' is empty"),
     ('RCCL_IB_QPS_PER_P2P', '', None),
 ])
 def test_blanks_and_nothing(name, value, says):
@@ -514,17 +574,20 @@ def gpu_files(count, cpus='0-3 4-7 8-11 12-15'):
     return files
 
 
-@pytest.mark.parametrize('backend, env, level', [
-    ('nccl', {}, 'red'), ('nccl', {'NCCL_MULTI_RANK_GPU_ENABLE': '1'}, 'yellow'), ('gloo', {}, 'yellow'),
+@pytest.mark.parametrize('says, env, level', [
+    ('Duplicate GPU detected : rank %d and rank %d', {}, 'red'),
+    ('Multiple Ranks are using the same GPU/Partition.', {}, 'red'),
+    ('Multiple Ranks are using the same GPU/Partition.', {'NCCL_MULTI_RANK_GPU_ENABLE': '1'}, 'yellow'),
+    ('', {}, 'yellow'),
 ])
-def test_two_ranks_on_one_gpu(job, backend, env, level):
+def test_two_ranks_on_one_gpu(job, tmp_path, says, env, level):
     job.files.update(gpu_files(4))
     job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(rank % 4 // 2)} for rank in EIGHT})
     job.env.update(env)
-    job.torch, job.answer = dict.fromkeys(EIGHT, '/nowhere/torch'), {'facts': {'backend': backend}}
-    found = job.run()[2]
-    assert ('2 ranks of the node share one GPU', EIGHT) in named(found, 'gpus', level)
-    assert any("uses none of the node's GPUs" in text for text, _ in named(found, 'gpus', 'yellow')) == (backend == 'gloo')
+    job.torch = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0'))
+    job.answer = {'maps': [library(tmp_path / 'libnccl.so.2', 'const char *a = "%s";' % says)]}
+    entries = named(job.run()[2], 'gpus', level)
+    assert ('2 ranks of the node share one GPU', EIGHT) in entries
 
 
 def pci(number, vendor, kind):
@@ -748,6 +811,14 @@ def test_only_a_plugin_that_is_there_or_wanted_is_missed_in_nccls_log(tmp_path, 
     assert [says in text for text in found] == [True] * bool(says)
 
 
+def test_two_libnccl_in_a_process_and_two_mpis(job, tmp_path):
+    job.torch = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0'))
+    job.answer = {'maps': ['/a/libnccl.so.2', '/b/libnccl.so.2', '/a/libmpi.so.40', '/b/libmpich.so.12']}
+    entries = named(job.run()[2], 'libraries', 'yellow')
+    assert entries == [('one process has loaded 2 MPI: /a/libmpi.so.40 and /b/libmpich.so.12', EIGHT),
+                       ('one process has loaded 2 libnccl: /a/libnccl.so.2 and /b/libnccl.so.2', EIGHT)]
+
+
 def probed(answer, env=(), files=(), tmp_path=None):
     for name, text in dict(files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -756,6 +827,11 @@ def probed(answer, env=(), files=(), tmp_path=None):
     whole = {'facts': {}, 'phase': 'collective', **answer}
     node.check_probe(report, whole, Machine(dict(env), str(tmp_path or '/nowhere')))
     return [entry[:3] for entry in report.sorted()]
+
+
+def test_gpu_support_without_its_library():
+    found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
+    assert found[0][:2] == ('yellow', 'libraries') and 'libmpi_gtl' in found[0][2]
 
 
 def test_sockets_are_red_where_there_is_slingshot(tmp_path):

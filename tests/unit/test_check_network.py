@@ -15,7 +15,7 @@ import types
 
 import pytest
 
-from slingtorch.job import check, findings, gather, limits, look, nccl, network, node, probe, program, rules
+from slingtorch.job import check, elf, findings, gather, limits, look, nccl, network, node, probe, program, rules
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -291,12 +291,12 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'v': 4 << 30, 's': 132 << 10, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
-    ('v', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
+    ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
@@ -306,6 +306,14 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
         found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
+
+
+def test_limits_that_differ_between_ranks_are_named():
+    report = findings.Report(0)
+    report.fact('ulimit -v', 'unlimited', 1)
+    report.fact('ulimit -v', 3 << 30, 2)
+    check.check_same(report)
+    assert of_level(report, 'yellow', 'limit') == ['ulimit -v differs: unlimited on rank 0; 3221225472 on rank 1']
 
 
 def test_connections_to_all_ranks_need_files():
@@ -375,7 +383,7 @@ def test_where_the_program_runs(tmp_path, monkeypatch):
         'Read-only file system' if directory == os.getcwd() else ''))
     limits.look_at_directories(Machine({}, str(tmp_path)), report, {})     # the program need not write there
     assert of_level(report, 'yellow', 'disk') == []
-    limits.look_at_outputs(Machine({}), report, {'written': {'.': 'the working directory'}})
+    limits.look_at_outputs(Machine({}), report, {'written': {'.': ('the working directory', False)}})
     assert 'the program cannot write to . (Read-only' in of_level(report, 'yellow', 'disk')[-1]
     assert list(report.facts['working directory']) == [os.getcwd()]
 
@@ -583,6 +591,23 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     assert 'train.py is not valid for this Python' in of_level(reports[3], 'red', 'script')[0]
 
 
+@pytest.mark.parametrize('line, sees, words', [
+    ("device = f'cuda:{local_rank}'", 1, "'invalid device ordinal'"),
+    ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))", 1, "'invalid device ordinal'"),
+    ("model = DDP(model, device_ids=[local_rank])", 1, "ordinal"), ("# device_ids=[local_rank]", 1, None),
+    ("torch.cuda.set_device(args.gpu)", 1, None),       # of an option
+    ("print('cuda: %s' % local_rank)", 1, None),
+    ("torch.cuda.set_device(args.local_rank)", 4, None),
+    ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
+])
+def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
+    report = findings.Report(0)
+    text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
+    rules.check(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4', 'WORLD_SIZE': '4'}), ['gpu'] * sees)
+    said = of_level(report, 'yellow', 'gpus')
+    assert (said == []) if words is None else (words in said[0])
+
+
 @pytest.mark.parametrize('facts, level, says', [
     ([('program', 'train.py', 3), ('file train.py', 'a', 3), ('file shapes.py', 'a', 1)], 'red', 'these nodes lack shapes.py, but others have it'),
     ([('file shapes.py', 'a', 1), ('file shapes.py', 'b', 2)], 'red', 'nodes have different copies of shapes.py'),
@@ -653,11 +678,19 @@ def test_where_a_program_writes(words, text, path):
     assert list(program.outputs(parsed(text, words))) == [path]
 
 
-@pytest.mark.parametrize('path, says', [
-    ('sound/a', ''), ('sound/new/a', ''), ('file/a', 'is a file'), ('full/a', 'No space left on device'),
-    ('file', ''), ('link', ''), ('sound', ''), ('full', 'No space'), ('locked', 'permissions forbid'),
+@pytest.mark.parametrize('text, made', [
+    ("os.makedirs(args.out, exist_ok=True)", True), ("(Path(args.out) / 'a').mkdir()", True), ("os.makedirs(args.data)", False),
 ])
-def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, says):
+def test_an_output_that_must_be_a_directory(text, made):
+    assert program.outputs(parsed(text, ['--out', '/x/y'])) == {'/x/y': ('--out', made)}
+
+
+@pytest.mark.parametrize('path, made, says', [
+    ('sound/a', False, ''), ('sound/new/a', False, ''), ('file/a', False, 'is a file'), ('full/a', False, 'No space left on device'),
+    ('file', False, ''), ('file', True, 'is a file'), ('link', True, 'is a link to nothing'), ('link', False, ''),
+    ('sound', True, ''), ('full', True, 'No space'), ('locked', False, 'permissions forbid'),
+])
+def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says):
     (tmp_path / 'sound').mkdir()
     (tmp_path / 'full').mkdir()
     (tmp_path / 'file').write_text('')
@@ -668,7 +701,7 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, says):
                         lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
     monkeypatch.setattr(os, 'access', lambda place, mode: not place.endswith('locked') and access(place, mode))    # also of root
     report = findings.Report(0)
-    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / path): '--out'}})
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / path): ('--out', made)}})
     assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)
     assert not list((tmp_path / 'sound').iterdir())
 
@@ -680,7 +713,7 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
     program.look_at_program(Machine({}), report, details)
     assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
-    assert details['written'] == {'/no': '--out'}
+    assert details['written'] == {'/no': ('--out', False)}
 
 
 GROUP = "dist.init_process_group()\n"
@@ -972,21 +1005,28 @@ def test_remedy_fits_what_an_import_says(error, remedy):
 
 
 @pytest.mark.parametrize('name, value, says', [
-    ('OMP_NUM_THREADS', 'abc', 'is not a whole number'), ('OMP_NUM_THREADS', '0', 'is not between'),
-    ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'is not between 1 and 4096'),
+    ('OMP_NUM_THREADS', 'abc', 'not a number of threads'), ('OMP_NUM_THREADS', '0', 'not a number of threads'),
+    ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'the node has only 16 cores'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Perhaps it should be TORCH_NCCL_ASYNC_ERROR_HANDLING'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLING', '1', ''), ('TORCH_HOME', '/x', ''),
     ('GLOO_SOCKET_IFNAM', 'eth0', 'Perhaps it should be GLOO_SOCKET_IFNAME'),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has 'expandable_segment'"),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
-    ('PYTORCH_ALLOC_CONF', 'backend:native, roundup_power2_divisions:[256:1,512:2,>:8]', ''),
     ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is not one of y, yes, 1'),
     ('TORCH_NCCL_BLOCKING_WAIT', 'True', ''), ('TORCH_CPP_LOG_LEVEL', 'LOUD', 'is not one of INFO, WARNING'),
     ('TORCH_CPP_LOG_LEVEL', 'info', ''),    # seen with 2.13
 ])
-def test_variables_of_pytorch(tmp_path, name, value, says):
+def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says):
+    (tmp_path / 'torch/lib').mkdir(parents=True)
+    code = ('const char *a[] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "x", "GLOO_SOCKET_IFNAME", "expandable_segments", '
+            '"TORCH_CHECK failed"};')
+    subprocess.run(['gcc', '-shared', '-fPIC', '-x', 'c', '-', '-o', tmp_path / 'torch/lib/libtorch_cpu.so'], input=code,
+                   text=True, check=True)
+    (tmp_path / 'sys/devices/system/cpu').mkdir(parents=True)
+    (tmp_path / 'sys/devices/system/cpu/online').write_text('0-15')
     report = findings.Report(0)
     report.fact('env ' + name, value)
+    report.fact('torch is in', str(tmp_path / 'torch'))
     node.check_probe(report, {'facts': {}}, Machine({}, str(tmp_path)))
     found = [finding.text for name in ('variable', 'value') for finding in report.having(name=name)]
     assert [says in text for text in found] == [True] * bool(says)
@@ -1012,7 +1052,7 @@ def test_a_library_that_is_cut_off_is_named(tmp_path):
     (tmp_path / 'libwhole.so').write_bytes(whole)
     (tmp_path / 'libpart.so').write_bytes(whole[:10000])
     (tmp_path / 'libempty.so').write_text('')
-    assert node.truncated(str(tmp_path)) == [str(tmp_path / 'libpart.so')]
+    assert elf.cut_off(str(tmp_path)) == [str(tmp_path / 'libpart.so')]
 
 
 def test_ranks_of_one_mpirun_in_a_job_of_slurm_know_each_other():

@@ -15,10 +15,10 @@ import subprocess
 import pytest
 
 import test_bench
-from slingtorch import elf, lockfile, sites as SITES
+from slingtorch import lockfile, sites as SITES
 from slingtorch.commands import bench, status
 from slingtorch.sites import probe as site_probe
-from slingtorch.job import findings, machine, program, records, rules
+from slingtorch.job import elf, findings, machine, program, records, rules
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -128,7 +128,7 @@ def library(data, path):
     path.write_bytes(data)
     try:
         lib = elf.Library(str(path))
-        lib.needed(), lib.exported(), lib.names('x')
+        lib.needed(), lib.exported(), lib.names('x'), lib.match(re.compile(b'x'))
     except ValueError as err:
         assert str(path) in str(err)
 

@@ -11,8 +11,8 @@ import pytest
 
 import test_runscripts_get_master
 from slingtorch import explain, sites
-from slingtorch.elf import MPI_LIBRARY
 from slingtorch.job import findings, nccl, variables
+from slingtorch.job.machine import library_kind
 from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
@@ -121,7 +121,7 @@ def test_variables(record):
     report = findings.Report(0)
     for name, value in record.environment().items():
         report.fact('env ' + name, value)
-    variables.check(report, variables.read_table(), True)
+    variables.check(report, variables.read_table(), [], [], True)
     said = report.sorted()
     assert not [text for level, _, text, _, _ in said if level == 'red' or 'is not a variable that' in text]
     assert set(record.keys.get('wrong', '').split()) <= {text.partition('=')[0] for _, _, text, _, _ in said}
@@ -131,7 +131,7 @@ def test_variables(record):
 def test_library_of_mpi(record):
     """The library of MPI, as ldd names it, is known as that."""
     libraries = re.findall(r'(?m)^\s*(lib\S+) => ', record.text)
-    assert [name for name in libraries if MPI_LIBRARY.match(name)] == [
+    assert [name for name in libraries if library_kind(name) == 'MPI'] == [
         name for name in libraries if name.startswith('libmpi')]
 
 

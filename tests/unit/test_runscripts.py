@@ -20,7 +20,6 @@ import tempfile
 
 import pytest
 import testbed
-from slingtorch import elf
 from slingtorch.job import machine
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
@@ -1216,7 +1215,7 @@ def test_facts_for_bash_are_made_from_those_of_python():
 
 def test_slingmpi_recognises_the_same_mpi():
     """A package of its own cannot import it."""
-    pattern = elf.MPI_LIBRARY.pattern
+    pattern = machine.MPI_LIBRARY.pattern
     assert f"_MPI_LIBRARY = re.compile(r'{pattern[1:]}')" in (RUNSCRIPTS.parent / "slingmpi/slingmpi/__init__.py").read_text()
 
 

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Which library is an MPI, by its name; and a 64-bit little-endian ELF library without loading it (elf(5))."""
+"""Reads a 64-bit little-endian ELF library without loading it (elf(5))."""
 import contextlib
 import functools
+import glob
 import mmap
 import os
 import re
 import struct
-from typing import Iterable, Iterator, List, Set
 
-# An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
-MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-# libraries that belong to an MPI: bindings for other languages, its profiling library, the GPU Transport Layer
-OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
-# Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
-TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
-# symbol of a network plugin of NCCL, followed by the number of its interface
-INTERFACE = 'ncclNetPlugin_v'
+from .kinds import Any, Iterable, Iterator
 
 
-def interfaces(names: Set[str]) -> List[int]:
-    """The numbers of a plugin's interfaces among these names, in order."""
-    found = (re.match(INTERFACE + r'(\d+)$', name) for name in names)
-    return sorted(int(match.group(1)) for match in found if match)
+def cut_off(directory: str) -> list:
+    """Paths of truncated libraries in a directory."""
+    found = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*.so*'))):
+        try:
+            Library(path)
+        except (OSError, ValueError) as err:
+            found += [path] * ('truncated' in str(err))
+    return found
 
 
-def readable(paths: Iterable[str]) -> 'Iterator[Library]':
+def readable(paths: 'Iterable[str]') -> 'Iterator[Library]':
     """Those of these libraries that can be read."""
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
@@ -76,6 +74,10 @@ class Library:
                     found.add(match.group(1).decode())
                 place = self.data.find(prefix.encode(), place + 1, end)
         return found
+
+    def match(self, pattern: 'Any') -> 'Any':
+        """The first match of a compiled pattern of bytes among the constants."""
+        return next(filter(None, (pattern.search(self.data, begin, end) for begin, end in self._constants())), None)
 
     def _entries(self, section, form):
         """The entries of a section whose names are in .dynstr; none if one of the two sections is missing."""
