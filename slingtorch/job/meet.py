@@ -68,6 +68,12 @@ class Store:
         except Exception as err:    # depending on the release: DistNetworkError, DistStoreError, RuntimeError
             raise NotMet((str(err).strip().splitlines() or [repr(err)])[0][:300])
 
+    def raw(self, keys: list) -> list:
+        """The values of these keys, which must exist. :raises NotMet: the store is gone"""
+        if hasattr(self.store, 'multi_get'):    # since 2.1
+            return self.call(self.store.multi_get, keys) if keys else []
+        return [self.call(self.store.get, key) for key in keys]
+
     def get(self, key: str, end: float) -> 'Any':
         """
         Wait for the message under a key. :raises NotMet: there is none by the time `end`, or the store is gone
@@ -75,7 +81,7 @@ class Store:
         """
         seconds = max(0.05, end - time.monotonic())
         self.call(self.store.wait, [key], datetime.timedelta(seconds=seconds))
-        return messages.load(self.call(self.store.multi_get, [key])[0])
+        return messages.load(self.raw([key])[0])
 
     def join(self, said: dict, end: float) -> 'Any':
         """As a node but rank 0's: say this at first; returns the answer 'go'."""
@@ -95,8 +101,7 @@ class Store:
     def known(self, name: str, numbers: 'Iterable[int]', form: dict) -> dict:
         """The messages stored so far as NAME-<number>: {number: message, None if it has another form}."""
         found, there = {}, [number for number in numbers if self.is_there('%s-%d' % (name, number))]  # type: dict, list
-        keys = ['%s-%d' % (name, number) for number in there]
-        for number, data in zip(there, self.call(self.store.multi_get, keys) if keys else ()):
+        for number, data in zip(there, self.raw(['%s-%d' % (name, number) for number in there])):
             said = None     # type: Any
             with contextlib.suppress(ValueError):
                 said = messages.load(data)
