@@ -162,6 +162,7 @@ def test_generic_site_may_be_named_anywhere(tmp_path):
     choice = sites.choose({'SLINGTORCH_SITE': 'local', 'NCAR_HOST': 'derecho'}, 'h', root=str(tmp_path))
     assert choice.site.name == 'local'
     assert 'derecho' in choice.warning
+    assert sites.choose({'SLINGTORCH_SITE_DETECTED': 'lumi: x'}, 'h', root=str(tmp_path)).site.name == 'local'
 
 
 def test_unknown_site(tmp_path):
