@@ -244,6 +244,10 @@ def test_a_rank_that_is_behind():
     assert "rank 2 had begun fewer collectives" in read(log)[0][-1].finding.details[-1]
 
 
+def test_a_line_with_several_texts_of_a_rule_counts_once():
+    assert read('zipfile.BadZipFile: File is not a zip file\n')[0][0].finding.count == 1
+
+
 def test_what_waited_is_told_in_few_words(capsys):
     operations = ('ALLREDUCE', 'BROADCAST', 'SEND', 'RECV', 'BARRIER')
     log = ''.join(f'nid00000{rank} {rank}: ' + TIMEOUT.format(rank, 5, name) for rank, name in enumerate(operations))
