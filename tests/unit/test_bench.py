@@ -266,6 +266,7 @@ def test_as_fast_as_the_reference(capsys, files, site):
     assert status == 0
     assert lines == ['site test: good: nccl, all_reduce of 128 MiB on 2 x 8 ranks: 87.27 GB/s, 1.03 of the reference '
                      '85 (tolerance 0.05; a report)']
+    assert verdict(capsys, files(complete=False))[0] == 1
 
 
 @pytest.mark.parametrize('bus,wrong,status,says', [
