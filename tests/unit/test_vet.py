@@ -304,7 +304,7 @@ def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
 
 
 SRUN = '''#!/bin/bash
-echo "srun tasks=${SLURM_GPUS_PER_TASK-}${SLURM_TRES_PER_TASK-} $*"
+echo "srun kill=${SLURM_KILL_BAD_EXIT-} tasks=${SLURM_GPUS_PER_TASK-}${SLURM_TRES_PER_TASK-} $*"
 [[ $* != *--vet* ]] || { echo n1 > "${@: -1}.vetted"; echo n2 > "${@: -1}.cordon"; }
 '''
 
@@ -322,9 +322,9 @@ def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_sa
                               'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7', 'SLINGTORCH_VET_DIR': str(tmp_path),
                               'PATH': f'{tmp_path}:{os.environ["PATH"]}', **env})
     vetting, program = done.stdout.splitlines()
-    assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
+    assert vetting.startswith(f'srun kill=0 tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
     kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
-    assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
+    assert program == f'srun kill= tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
 
 
 @pytest.mark.parametrize('count', ['0', '-1'])
