@@ -43,6 +43,7 @@ class EnvironmentPackage(PythonPackage):
         self.python_cmd = self.master.own_python
         if os.path.exists(self.python_cmd):
             self.set_pylibdirs()
+        self.set_ulimit()
 
     def configure_step(self):
         """Set the variables for compiling."""

@@ -31,7 +31,8 @@ GENERATION_VARIABLE = 'SLINGTORCH_SITE_GENERATION'
 # '<site>: <what was seen>', set by an activation that detected the site instead of being told its name
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
-# The first EasyBuild with everything that our easyblocks call: the build option orig_modules_tool (eb --fetch)
+# The first EasyBuild with everything that our easyblocks call: PythonPackage.set_ulimit since 5.4.0 (without it, source
+# builds and extensions end in a traceback), the build option orig_modules_tool since 5.4.1 (eb --fetch)
 OLDEST_EASYBUILD = '5.4.1'
 
 # file name extensions: a site, and values that several sites share
