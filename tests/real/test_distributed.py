@@ -12,7 +12,7 @@ import shlex
 import pytest
 
 import testbed
-from testbed import ROOT, slurm as slurm_
+from testbed import ROOT, forkedtorch, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
@@ -29,6 +29,12 @@ def pytorch(installed_pytorch, tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def quick(pytorch):
+    """The same, where it is not the start of Python that is looked at."""
+    return forkedtorch.quick(pytorch)
+
+
+@pytest.fixture(scope='session')
 def distributed(pytorch):
     """The runscript."""
     return pytorch.runscripts / 'conda-python-distributed'
@@ -40,10 +46,10 @@ def training(results):
 
 
 @pytest.fixture(scope='session')
-def one_rank(pytorch, distributed, tmp_path_factory):
+def one_rank(quick, distributed, tmp_path_factory):
     """Results of one rank, without any launcher."""
     results = tmp_path_factory.mktemp('one') / 'results.json'
-    testbed.run([distributed, *training(results)], env=pytorch.env, timeout=300)
+    testbed.run([distributed, *training(results)], env=quick.env, timeout=300)
     return read(results)
 
 
@@ -135,8 +141,8 @@ srun -N1 -n2 -w {testbed.NODES[1]} {shlex.join([str(distributed), *SHOW])}
 
 
 @pytest.mark.parametrize('name', ['mpich', 'openmpi', 'torchrun'])
-def test_launcher_on_one_node(request, name, pytorch, distributed, one_rank, tmp_path):
-    torchrun = [pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', '--no-python']
+def test_launcher_on_one_node(request, name, quick, distributed, one_rank, tmp_path):
+    torchrun = [quick.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', '--no-python']
     start = torchrun if name == 'torchrun' else request.getfixturevalue(name).command(2)
-    testbed.run([*start, distributed, *training(tmp_path / 'results.json')], env=pytorch.env, timeout=240)
+    testbed.run([*start, distributed, *training(tmp_path / 'results.json')], env=quick.env, timeout=240)
     same(tmp_path / 'results.json', one_rank, 2)
