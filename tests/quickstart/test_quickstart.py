@@ -39,6 +39,8 @@ def test_from_clone_to_training_and_again(first):
     assert [line for line in warnings if 'Using EasyBuild as root' not in line] == []
 
     assert first.said['wrote'] == [], 'wrote to the checkout, the home directory, or where the shell was or pointed'
+    # eb and the training have compiled what they import, and nothing else
+    assert {'torch', 'sklearn'} <= set(first.said['compiled']) and 'pip' not in first.said['compiled']
 
     # the three commands to do it again by hand, as printed: the last one is what has been run
     *commands, train = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1).splitlines()

@@ -41,7 +41,8 @@ def environment(home):
 class Place:
     """The directory of a run from a shell in which another installation is active, whose configuration has no say.
 
-    :ivar said: once it has run: {'status', 'stdout', 'stderr', 'wrote': files beside the prefix, which are none}
+    :ivar said: once it has run: {'status', 'stdout', 'stderr', 'wrote': files beside the prefix, which are none,
+        'compiled': packages of the environment}
     """
 
     def __init__(self, directory):
@@ -72,7 +73,8 @@ class Place:
         self.home.mkdir()
         copy_of_checkout(self.checkout)
         with open(self.checkout / EASYCONFIG, 'a') as easyconfig:
-            easyconfig.write('environment_image = True     # for the tests of staging\n')
+            # for the tests of staging; what their jobs import is compiled in the image
+            easyconfig.write("environment_image = True\nsanity_check_imports += ['torch._dynamo']\n")
         os.close(quickstart.claim(str(self.prefix))[1])
         # downloaded once: sources are checked by sha256 in any case
         kept, downloaded = DIR / WHEELS, self.prefix / 'easybuild' / WHEELS
@@ -85,7 +87,9 @@ class Place:
         for wheel in downloaded.glob('*.whl'):
             if not wheel.is_symlink():
                 shutil.move(wheel, kept)
-        said = {'status': done.returncode, 'stdout': done.stdout, 'stderr': done.stderr, 'wrote': sorted(self.files() - before)}
+        compiled = self.prefix.glob('easybuild/software/PyTorch/*/lib/python3*/site-packages/*/__pycache__/__init__.*.pyc')
+        said = {'status': done.returncode, 'stdout': done.stdout, 'stderr': done.stderr, 'wrote': sorted(self.files() - before),
+                'compiled': [path.parents[1].name for path in compiled]}
         self.record.write_text(json.dumps(said))
 
 
