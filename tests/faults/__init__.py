@@ -52,13 +52,6 @@ IN_EVERY_RUN = (
     'master addr is localhost', 'master port answers', 'gloo interface is not there',
 )
 """One of each kind; the others by the program alone."""
-FORKED = (
-    'GLOO_SOCKET_IFNAM=eth0', 'WORLD_SIZE=2', 'variable differs between nodes', 'rank 0 hangs', 'shm is full',
-    'home is read only', 'script is missing on one node', 'clocks are apart', 'mtu black hole', 'packets 30 a second',
-    'ports refused by firewall', 'nodes cannot reach each other', 'own name is 127 0 1 1', 'master addr is localhost',
-    'master port answers', 'gloo interface is not there',
-)
-"""Of these, those with which Python starts and imports PyTorch as ever: in every run it does so once for all of them."""
 
 
 def fault(colour, words=''):
@@ -78,11 +71,10 @@ class Lane:
     """Two nodes of a cluster, and one allocation of both.
 
     :ivar nodes: their names; rank 0 and 1 are on the first one, 2 and 3 on the second one
-    :ivar quick: the installation for the FORKED ones
     """
 
-    def __init__(self, cluster, nodes, installed, quick):
-        self.cluster, self.nodes, self.installed, self.quick = cluster, nodes, installed, quick
+    def __init__(self, cluster, nodes, installed):
+        self.cluster, self.nodes, self.installed = cluster, nodes, installed
         self.shared = cluster.shared / nodes[0]
         self.shared.mkdir(exist_ok=True)
         said = cluster.run('salloc', '--no-shell', '-N2', '--ntasks-per-node=2', '-w', ','.join(nodes)).stderr
@@ -98,7 +90,7 @@ class Job:
     :ivar shared: a directory that all nodes see; `scratch` in it is empty at first
     """
 
-    def __init__(self, lane, stack, installed):
+    def __init__(self, lane, stack):
         self.lane, self.stack, self.nodes, self.cluster = lane, stack, lane.nodes, lane.cluster
         self.first, self.second = lane.nodes
         self.shared, self.scratch, self.home = lane.shared, lane.shared / 'scratch', lane.shared / 'home'
@@ -112,7 +104,7 @@ class Job:
             shutil.copy(HERE / name, self.scratch)
         self.script, self.options, self.before, self.python = self.scratch / 'train.py', TWO, [], lane.installed.python
         self.start = ['conda-python-distributed']
-        self.env = {**installed.env, 'HOME': self.home, 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1',
+        self.env = {**lane.installed.env, 'HOME': self.home, 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1',
                     'FIRST': self.first, 'SECOND': self.second}
 
     def on(self, node, script, undo=''):
@@ -276,17 +268,15 @@ def verdict(wanted, colour, lines):
 def planted(lane, wanted):
     """A Job with this fault, until the end of the block."""
     with contextlib.ExitStack() as stack:
-        job = Job(lane, stack, lane.quick if wanted.name in FORKED else lane.installed)
+        job = Job(lane, stack)
         wanted.plant(job)
         yield job
 
 
-def run_all(wanted, installed, what, lanes=3, show=lambda name, result: None, quick=None):
+def run_all(wanted, installed, what, lanes=3, show=lambda name, result: None):
     """what(job) for each fault, on as many pairs of nodes at the same time; {name: its result, or the exception}.
 
     The jobs that wait for something leave the processors to the others. show(name, result) is called after each.
-
-    :param quick: another installation for the FORKED ones
     """
     slurm.clean_up_killed_runs()
     for group in pathlib.Path('/sys/fs/cgroup').glob('**/slingtorch-*-nid*'):
@@ -296,7 +286,7 @@ def run_all(wanted, installed, what, lanes=3, show=lambda name, result: None, qu
     waiting, found = collections.deque(wanted), {}
 
     def work(number):
-        lane = Lane(cluster, cluster.nodes[2 * number:2 * number + 2], installed, quick or installed)
+        lane = Lane(cluster, cluster.nodes[2 * number:2 * number + 2], installed)
         # those of the network, which are the last ones, wait most
         take = waiting.pop if number % 2 else waiting.popleft
         while waiting:

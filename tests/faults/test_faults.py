@@ -4,15 +4,14 @@
 import pytest
 
 import faults
-from testbed import forkedtorch, only_root
+from testbed import only_root
 
 
 @pytest.fixture(scope='module')
 def answers(request, installed_pytorch):
     only_root('gives nodes a network, mounts and a host name of their own')
     asked = [item.callspec.params['name'] for item in request.session.items if item.path == request.path]
-    return faults.run_all([faults.FAULTS[name] for name in asked], installed_pytorch, faults.Job.check,
-                          quick=forkedtorch.quick(installed_pytorch))
+    return faults.run_all([faults.FAULTS[name] for name in asked], installed_pytorch, faults.Job.check)
 
 
 @pytest.mark.real

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import testbed
-from testbed import forkedtorch
 
 pytestmark = pytest.mark.real
 
@@ -15,15 +14,14 @@ PRINT = ('-c', 'import os; print("training", os.environ["RANK"])')
 
 @pytest.fixture
 def job(slurm, installed_pytorch, tmp_path):
-    """Run `--check ARGS`: (CompletedProcess, the JSON). With `quick`, its processes are forks."""
-    def run(*args, quick=False, **env):
+    """Run `--check ARGS`: (CompletedProcess, the JSON)."""
+    def run(*args, step=EIGHT, **env):
         path = tmp_path / 'found.json'
         path.unlink(missing_ok=True)
-        pytorch = forkedtorch.quick(installed_pytorch) if quick else installed_pytorch
-        env = {**pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
+        env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
                'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_CHECK_JSON': path,
                'SLINGTORCH_CHECK_SECONDS': '200', **env}
-        done = slurm.srun(*EIGHT, installed_pytorch.runscripts / 'conda-python-distributed', '--check', *args, env=env,
+        done = slurm.srun(*step, installed_pytorch.runscripts / 'conda-python-distributed', '--check', *args, env=env,
                           check=False)
         return done, json.loads(path.read_text()) if path.exists() else None
     return run
@@ -50,7 +48,7 @@ def test_a_sound_job_has_no_red_line_and_trains(job):
 
 
 def test_planted_faults_are_named_and_nothing_is_trained(job):
-    done, found = job(*PRINT, quick=True, FI_CXI_RDV_PROTO='alt_read', NCCL_NET_GDR_LEVEL='PBH', GLOO_SOCKET_IFNAME='hsn0',
+    done, found = job(*PRINT, FI_CXI_RDV_PROTO='alt_read', NCCL_NET_GDR_LEVEL='PBH', GLOO_SOCKET_IFNAME='hsn0',
                       NCCL_NET='OFI', FI_CXI_DEFAULT_TX_SIZE='131072')
     assert done.returncode != 0 and 'training' not in done.stdout
     # without GPUs nobody needs NCCL's plugin, and no library was asked about the variables
@@ -60,7 +58,7 @@ def test_planted_faults_are_named_and_nothing_is_trained(job):
 
 
 def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(job):
-    done, found = job(*PRINT, quick=True, NCCL_PAT_ENABLE='3', FI_LOG_LEVEL='loud', FI_CXI_RDV_PROTO='alt_read',
+    done, found = job(*PRINT, NCCL_PAT_ENABLE='3', FI_LOG_LEVEL='loud', FI_CXI_RDV_PROTO='alt_read',
                       GLOO_SOCKET_IFNAME='hsn0', SLINGTORCH_CHECK_IGNORE='interface:GLOO_SOCKET_IFNAME')
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('training') == 8 and not red(found)

@@ -85,9 +85,9 @@ def test_forked_eb_is_eb(lmod, tmp_path):
         ([path, '--trace'], {}),
         ([path], {}),
         ([path, '--rebuild', '--trace', '--umask=077'], {'ONLY': '1', 'PYTHONPATH': str(tmp_path)}),
-        ([path, '--rebuild'], {'EASYBUILD_HOOKS': None, 'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
         (['--show-config'], {'HOME': home, 'EASYBUILD_PREFIX': None, 'LD_LIBRARY_PATH': '/nowhere'}),
-        ([path, '--rebuild'], {'LD_LIBRARY_PATH': '/nowhere', 'EASYBUILD_TMPDIR': None, 'TMPDIR': home}),
+        ([path, '--rebuild'], {'LD_LIBRARY_PATH': '/nowhere', 'EASYBUILD_TMPDIR': None, 'TMPDIR': home, 'EASYBUILD_HOOKS': None,
+                               'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
         (['absent.eb'], {}),
         (['--frobnicate'], {}),
     ]:

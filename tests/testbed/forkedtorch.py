@@ -222,8 +222,10 @@ def become(request, streams, asking):
     os.umask(request['umask'])
     os.environ.clear()
     os.environ.update(request['env'])
-    if '-u' in request['options']:
-        sys.stdout.reconfigure(line_buffering=True)
+    # new ones: those of the server know whether they are files
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, 'w', 1 if '-u' in request['options'] else -1, closefd=False)
+    sys.stderr = open(2, 'w', 1, errors='backslashreplace', closefd=False)
     sys.dont_write_bytecode = '-B' in request['options'] or 'PYTHONDONTWRITEBYTECODE' in os.environ
     return request['words']
 
