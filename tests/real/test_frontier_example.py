@@ -77,25 +77,24 @@ def job(tmp_path, slurm, installed_pytorch, lmod):
 
 
 def test_killed_job_goes_on_to_the_same_loss(job):
-    """Killed and resumed from the nodes' own storage; then another number of ranks is refused."""
+    """Killed where PyTorch is on the nodes' own storage, and resumed without; then another number of ranks is refused."""
     staged = os.geteuid() == 0      # who gives each emulated node storage of its own
     if staged:
         job.env.update(SLINGTORCH_STAGE_NODES='2', SLINGTORCH_STAGE_DIR=str(job.cluster.local))
     job.kill_after_some_snapshots()
     assert ('staged ' in (job.dir / 'killed.out').read_text()) == staged
+    job.env.pop('SLINGTORCH_STAGE_NODES', None)
     before = job.losses('killed.out')
     snapshot = (job.dir / 'snapshot.pt').read_bytes()
     (job.dir / 'early.pt').replace(job.dir / 'snapshot.pt')
     resumed = job.run(max(before))
     assert resumed.returncode == 0, resumed.output
-    assert ('staged ' in resumed.output) == staged and 'not staged' not in resumed.output
+    assert 'staged ' not in resumed.output
     early = int(re.search(r'^2 ranks on cpu, torch \S+: from epoch (\d+) of snapshot.pt$', resumed.output, re.M).group(1))
     again = job.losses(resumed.output)
     # the same epochs a second time
     assert min(again) == early + 1 and len(again) >= 5 and again == {epoch: before[epoch] for epoch in again}
     assert float(before[max(before)]) < float(before[min(before)])
-    if staged:
-        assert not list(job.cluster.dir.glob('local.*/slingtorch-0/*'))
 
     # what the killed job left is whole
     (job.dir / 'snapshot.pt').write_bytes(snapshot)

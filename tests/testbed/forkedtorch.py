@@ -13,6 +13,7 @@ The server is this file, run by the installation's Python. It serves all workers
 """
 
 import array
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -53,11 +54,12 @@ def lease(directory, real):
         if not connection:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(mode=0o700)
-            words = map(str, [os.path.realpath(sys.executable), '-IS', __file__, directory, real])
+            own = shutil.copy(__file__, directory)      # for the tests of other checkouts
             python = directory / 'python'
-            python.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+            python.write_text(f'#!{os.path.realpath(sys.executable)} -IS\nimport sys\nsys.path.insert(0, {str(directory)!r})\n'
+                              f'import forkedtorch\nforkedtorch.ask({str(directory)!r}, {str(real)!r}, sys.argv[1:])\n')
             python.chmod(0o755)
-            start([str(real), '-I', __file__, str(directory)])
+            start([str(real), '-I', own, str(directory)])
             connection = connected(directory)
         connection.sendall(b'lease\n')
     return connection
@@ -138,11 +140,13 @@ def serve(directory):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases, first = set(), True
     while leases or first:
-        for ready in select.select([listener, *leases], [], [])[0]:
-            if ready is not listener:
-                leases.discard(ready)
-                ready.close()
-                continue
+        ready = select.select([listener, *leases], [], [], 60 if first else None)[0]
+        if not ready:   # who has started it is gone
+            break
+        for ended in leases.intersection(ready):
+            leases.remove(ended)
+            ended.close()
+        if listener in ready:
             connection, _ = listener.accept()
             kind = line_of(connection)
             if kind == b'lease':
@@ -162,8 +166,9 @@ def serve(directory):
 def line_of(connection):
     """A line, byte by byte: what follows it may have descriptors."""
     line = b''
-    while (byte := connection.recv(1)) not in (b'\n', b''):
-        line += byte
+    with contextlib.suppress(ConnectionError):
+        while (byte := connection.recv(1)) not in (b'\n', b''):
+            line += byte
     return line
 
 
@@ -188,10 +193,8 @@ def answer(connection):
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
+    with contextlib.suppress(OSError):      # it may be gone
         connection.sendall(f'{status}\n'.encode())
-    except OSError:
-        pass
     os._exit(0)
 
 
@@ -232,7 +235,6 @@ def become(request, streams, asking):
 
 def run(words, python):
     """As Python does with a program (which may be a directory) and its arguments, or with -c."""
-    import contextlib
     import runpy
     sys.executable, sys.orig_argv = python, [python, *words]
     sys.path[0:0] = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
@@ -250,8 +252,6 @@ def run(words, python):
 
 
 if __name__ == '__main__':
-    if sys.argv[2:]:
-        ask(sys.argv[1], sys.argv[2], sys.argv[3:])
     import gc
     import sklearn.datasets  # noqa: F401
     import torch._dynamo  # noqa: F401, which DistributedDataParallel and optimizers import
