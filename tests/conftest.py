@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import testbed  # noqa: E402
-from testbed import easybuild, images, modulestools, mpi, otheruser, slurm as slurm_, stagedenv  # noqa: E402
+from testbed import easybuild, images, modulestools, mpi, otheruser, quickstarted, slurm as slurm_, stagedenv  # noqa: E402
 
 REMARK = 'remark'
 
@@ -207,11 +207,11 @@ def eb_env(tmp_path, lmod):
 
 @pytest.fixture(scope='session')
 def installed_pytorch(lmod):
-    """PyTorch for this machine as `eb` installs it, also as one image: testbed.easybuild.Installation.
+    """PyTorch for this machine as ./quickstart and `eb` install it, also as one image: testbed.easybuild.Installation.
 
     Takes two minutes, is kept.
     """
-    return easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod, '--try-amend=environment_image=True')
+    return quickstarted.installed(lmod)
 
 
 @pytest.fixture(scope='session')

@@ -11,7 +11,7 @@ fit what the training did.
 import argparse
 import sys
 
-from testbed import easybuild, modulestools
+from testbed import modulestools, quickstarted
 
 from . import FAULTS, HARM_OF_ANOTHER_KIND, run_all, verdict
 
@@ -25,8 +25,7 @@ def main(names):
     parser.add_argument('names', nargs='*', metavar='NAME', help="of faults; all without")
     args = parser.parse_args(names)
     wanted = [FAULTS[name] for name in args.names] or list(FAULTS.values())
-    installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', modulestools.lmod(),
-                                    '--try-amend=environment_image=True')
+    installed = quickstarted.installed(modulestools.lmod())
     wrong = []
 
     def show(name, result):

@@ -15,7 +15,7 @@ import pathlib
 import sys
 import time
 
-from testbed import DIR, ROOT, debianroot, easybuild, images, launchers, modulestools, slurm
+from testbed import DIR, ROOT, debianroot, images, launchers, modulestools, quickstarted, slurm
 
 TWO = '-N2 --ntasks-per-node=2'
 CHECK = '"$RUNSCRIPTS/conda-python-distributed" {options} --check "$PROGRAM"'
@@ -120,8 +120,7 @@ def main(arguments):
     parser.add_argument('words', nargs='*')
     args = parser.parse_args(arguments)
     slurm.clean_up_killed_runs()
-    installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', modulestools.lmod(),
-                                    '--try-amend=environment_image=True')
+    installed = quickstarted.installed(modulestools.lmod())
     bad = 0
     for name, start, setups in systems():
         setups = [setup for setup in dict.fromkeys(setups)

@@ -167,16 +167,27 @@ def wheelhouse(tmp_path_factory):
 def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkeypatch, capsys):
     for name, value in wheelhouse.items():
         monkeypatch.setenv(name, value)
-    prefix, made = claim(tmp_path / 'p'), []
-    for spoil in ('', 'nothing', 'lib/python3*/site-packages/easybuild/main.py', 'bin/python', 'its Python'):
-        if spoil == 'its Python':
-            monkeypatch.setattr(sys, 'version', 'another')
-        elif '/' in spoil:
-            next((tmp_path / 'p/venv').glob(spoil)).unlink()
+    prefix, venv = claim(tmp_path / 'p'), tmp_path / 'p/venv'
+
+    def makes():
         quickstart.set_up_tools(prefix)
-        made.append('installing with uv' in capsys.readouterr().out)
-        assert 'slingtorch ' in subprocess.check_output([tmp_path / 'p/venv/bin/slingtorch', '--version'], text=True)
-    assert made == [True, False, True, True, True]
+        assert 'slingtorch ' in subprocess.check_output([venv / 'bin/slingtorch', '--version'], text=True)
+        return 'installing with uv' in capsys.readouterr().out
+
+    assert makes() and not makes()
+    (venv / 'bin/python').unlink()
+    assert makes()
+
+    def refuse(*_, **__):
+        raise RuntimeError('it is made again')
+    monkeypatch.setattr(shutil, 'rmtree', refuse)
+    quickstart.set_up_tools(prefix)
+    with monkeypatch.context() as other, pytest.raises(RuntimeError, match='made again'):
+        other.setattr(sys, 'version', 'another')
+        quickstart.set_up_tools(prefix)
+    next(venv.glob('lib/python3*/site-packages/easybuild/main.py')).unlink()
+    with pytest.raises(RuntimeError, match='made again'):
+        quickstart.set_up_tools(prefix)
 
 
 def test_index_out_of_reach(tmp_path, monkeypatch):

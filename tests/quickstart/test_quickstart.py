@@ -6,62 +6,26 @@ import re
 import shutil
 import sys
 import tempfile
-import types
 
 import pytest
 
 from slingtorch import quickstart
-from testbed import DIR, ROOT, clean_environ, copy_of_checkout, run, wheels
+from testbed import ROOT, clean_environ, copy_of_checkout, locked, quickstarted, run, wheels
 
 pytestmark = pytest.mark.real
 
 NOT_ROOT = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups']
 
 
-def environment(home):
-    """That of somebody who has nothing of ours yet: no virtual environment on the path."""
-    env = clean_environ()
-    env['HOME'] = str(home)
-    # pip asks a rustc in the path for its version, and rustup's rustc then makes ~/.rustup
-    path = [part for part in env['PATH'].split(':')
-            if not os.path.exists(f'{part}/slingtorch') and not os.path.exists(f'{part}/rustup')]
-    env['PATH'] = ':'.join(path)
-    # pip's own configuration lies in the home directory on some machines
-    for candidate in (pathlib.Path.home() / '.config/pip/pip.conf', pathlib.Path.home() / '.pip/pip.conf'):
-        if candidate.exists():
-            env.setdefault('PIP_CONFIG_FILE', str(candidate))
-    return env
-
-
-def files_below(directory):
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob('*'))
-
-
 @pytest.fixture(scope='module')
-def first(tmp_path_factory):
-    """A run from a shell in which another installation is active, whose configuration has no say."""
-    here = types.SimpleNamespace(dir=tmp_path_factory.mktemp('first'))
-    here.home, here.prefix, here.other = here.dir / 'home', here.dir / 'prefix', here.dir / 'other'
-    here.home.mkdir()
-    here.checkout = copy_of_checkout(here.dir / 'my checkout')
-    here.env = {**environment(here.home), 'EASYBUILD_PREFIX': str(here.other), 'EASYBUILD_HOOKS': '/foreign/hooks.py',
-                'EASYBUILD_INSTALLPATH_SOFTWARE': str(here.other / 'software'), 'SLINGTORCH_SITE': 'lumi',
-                'PIP_TARGET': str(here.other / 'target'), 'PYTHONPATH': '/nonexistent', 'SLURM_JOB_ID': '1', 'RANK': '3',
-                'CDPATH': str(here.dir)}
-    here.before = files_below(here.checkout)
-    # what the test bed has downloaded; that `eb` does so itself is in the other tests' installation
-    os.close(quickstart.claim(str(here.prefix))[1])
-    downloaded = here.prefix / 'easybuild/sources/p/PyTorch/wheels'
-    downloaded.mkdir(parents=True)
-    for wheel in (DIR / 'sources/p/PyTorch/wheels').glob('*.whl'):
-        (downloaded / wheel.name).symlink_to(wheel)
-    here.done = run([here.checkout / 'quickstart', '--prefix', here.prefix], env=here.env, timeout=900, cwd=here.dir)
-    return here
+def first(installed_pytorch):
+    """The testbed.quickstarted.Place of the run that installed PyTorch for all tests."""
+    return installed_pytorch.place
 
 
 def test_from_clone_to_training_and_again(first):
-    done, checkout, tmp_path, prefix = first.done, first.checkout, first.dir, first.prefix
-    text = done.stdout
+    text, errors, prefix = first.said['stdout'], first.said['stderr'], first.prefix
+    assert first.said['status'] == 0, text + errors
     accuracy = float(re.search(r'accuracy (0\.\d+) on 360 test images, 2 ranks', text).group(1))
     assert accuracy > 0.95
     assert re.search(r'rank  node .*\n +0  .*\n +1  ', text)
@@ -71,28 +35,25 @@ def test_from_clone_to_training_and_again(first):
     if os.geteuid() == 0:
         assert 'EasyBuild normally refuses to run as root' in text
     # a newcomer cannot judge warnings; EasyBuild's own about root is explained
-    warnings = [line for line in (text + done.stderr).splitlines() if re.search(r'warning', line, re.I)]
+    warnings = [line for line in (text + errors).splitlines() if re.search(r'warning', line, re.I)]
     assert [line for line in warnings if 'Using EasyBuild as root' not in line] == []
 
-    assert files_below(checkout) == first.before, 'wrote to the checkout'
-    assert files_below(first.home) == [], 'wrote to the home directory'
-    assert set(os.listdir(tmp_path)) == {'home', 'my checkout', 'prefix'}, 'wrote where the shell was, or pointed'
+    assert first.said['wrote'] == [], 'wrote to the checkout, the home directory, or where the shell was or pointed'
     # eb and the training have compiled what they import, and nothing else
-    compiled = {path.parents[1].name for path in prefix.glob('easybuild/software/PyTorch/*/lib/python3*/site-packages/'
-                                                             '*/__pycache__/__init__.*.pyc')}
-    assert {'torch', 'sklearn'} <= compiled and 'pip' not in compiled
+    assert {'torch', 'sklearn'} <= set(first.said['compiled']) and 'pip' not in first.said['compiled']
 
     # the three commands to do it again by hand, as printed: the last one is what has been run
     *commands, train = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1).splitlines()
     assert len(commands) == 2 and f'\n{train.strip()}\n' in text.partition('==> Training')[2].partition('==> Done')[0]
     # eb goes on working after the module is loaded, whose Python has no EasyBuild
     by_hand = run(['bash', '--noprofile', '--norc', '-ec', '\n'.join([*commands, 'type mpiexec conda-python-distributed',
-                  'eb --version'])], env=environment(first.home), cwd=tmp_path)
+                  'eb --version'])], env=quickstarted.environment(first.home), cwd=first.dir)
     assert f'{prefix}/venv/bin/mpiexec' in by_hand.stdout and 'EasyBuild 5.4' in by_hand.stdout
 
     # again: nothing is installed. What is broken is made again: test_program.py
-    again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '1'], env=first.env, timeout=900,
-                cwd=tmp_path).stdout
+    with locked('quickstart'):      # another run of the tests may be here
+        again = run([first.checkout / 'quickstart', '--prefix', prefix, '--ranks', '1'], env=first.env, timeout=900,
+                    cwd=first.dir).stdout
     assert 'PyTorch/2.13.0-local-cpu is already installed' in again
     assert 'installing with uv' not in again
     assert '==> Training on 1 rank\n' in again and 'on 360 test images, 1 ranks' in again
@@ -106,25 +67,24 @@ if rank == 0:
 """
 
 
-def test_machine_with_gpus(first, lmod):
+def test_machine_with_gpus(first, lmod, tmp_path):
     """Driver 550 and three GPUs, of files; wheels with CUDA 12.8 and the training are stand-ins. All else is real."""
-    example, root = first.checkout / 'examples/training/ddp_training.py', first.dir / 'root'
-    # where an earlier run has downloaded them to: an index would give the real ones
-    shutil.rmtree(first.prefix / 'easybuild/sources')
-    wheels.stand_in(first.checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
-                    first.prefix / 'easybuild/sources/p/PyTorch/wheels', gpus=3)
+    root, prefix, example = tmp_path / 'root', tmp_path / 'prefix', tmp_path / 'train.py'
+    os.close(quickstart.claim(str(prefix))[1])
+    (prefix / 'venv').symlink_to(first.prefix / 'venv')
     for name, text in (('proc/driver/nvidia/version', 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed\n'),
                        ('dev/nvidiactl', '')):
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text(text)
-    script = 'import sys; from slingtorch import quickstart; sys.exit(quickstart.main(sys.argv[2:], root=sys.argv[1]))'
-    real = example.read_text()
+    script = ('import sys; from slingtorch import quickstart; quickstart.EXAMPLE = sys.argv[1]; '
+              'sys.exit(quickstart.main(sys.argv[3:], root=sys.argv[2]))')
     example.write_text(TRAIN)
-    try:
-        text = run([first.prefix / 'venv/bin/python', '-c', script, root, '--prefix', first.prefix, '--modules',
-                    f'Lmod {lmod.init.split()[1]} Lua'], env=environment(first.home), timeout=600, cwd=first.checkout).stdout
-    finally:
-        example.write_text(real)
+    with locked('quickstart'):
+        wheels.stand_in(first.checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
+                        prefix / 'easybuild' / quickstarted.WHEELS, gpus=3)
+        text = run([first.prefix / 'venv/bin/python', '-B', '-c', script, example, root, '--prefix', prefix, '--modules',
+                    f'Lmod {lmod.init.split()[1]} Lua'], env=quickstarted.environment(tmp_path), timeout=600,
+                   cwd=first.checkout).stdout
     assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text and 'installing with uv' not in text
     assert '==> Training on 3 ranks\n' in text and 'trained with 2.10.0+cu128 12.8' in text
     assert '  module load PyTorch/2.10.0-cuda-12.8\n  mpiexec -n 3 conda-python-distributed' in text

@@ -7,6 +7,7 @@ import pytest
 
 import testbed
 from slingtorch import cli
+from testbed import forkedtorch
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +37,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 @pytest.fixture
 def env(installed_pytorch, tmp_path):
-    return {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
+    return {**forkedtorch.quick(installed_pytorch).env, 'GLOO_SOCKET_IFNAME': 'lo',
             'SLINGTORCH_CACHE_ROOT': str(tmp_path)}
 
 

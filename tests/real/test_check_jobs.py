@@ -8,14 +8,14 @@ import testbed
 
 pytestmark = pytest.mark.real
 
-EIGHT = ('-N2', '--ntasks-per-node=4')
+EIGHT, FOUR = (('-N2', f'--ntasks-per-node={ranks}') for ranks in (4, 2))
 PRINT = ('-c', 'import os; print("training", os.environ["RANK"])')
 
 
 @pytest.fixture
 def job(slurm, installed_pytorch, tmp_path):
     """Run `--check ARGS`: (CompletedProcess, the JSON)."""
-    def run(*args, step=EIGHT, **env):
+    def run(*args, step=FOUR, **env):
         path = tmp_path / 'found.json'
         path.unlink(missing_ok=True)
         env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
@@ -36,7 +36,7 @@ def red(found):
 
 
 def test_a_sound_job_has_no_red_line_and_trains(job):
-    done, found = job(*PRINT)
+    done, found = job(*PRINT, step=EIGHT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.split()) == sorted(['training'] * 8 + list('01234567'))
     assert not red(found) and found['ranks'] == list(range(8))
@@ -54,14 +54,14 @@ def test_planted_faults_are_named_and_nothing_is_trained(job):
     # without GPUs nobody needs NCCL's plugin, and no library was asked about the variables
     assert set(red(found)) == {'interface'}, 'that gloo does not find it is the same fault'
     assert {'variable', 'value', 'plugin'} <= set(of_level(found, 'yellow'))
-    assert all(ranks == list(range(8)) for level in ('red', 'yellow') for _, ranks in of_level(found, level).values())
+    assert all(ranks == list(range(4)) for level in ('red', 'yellow') for _, ranks in of_level(found, level).values())
 
 
 def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(job):
     done, found = job(*PRINT, NCCL_PAT_ENABLE='3', FI_LOG_LEVEL='loud', FI_CXI_RDV_PROTO='alt_read',
                       GLOO_SOCKET_IFNAME='hsn0', SLINGTORCH_CHECK_IGNORE='interface')
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('training') == 8 and not red(found)
+    assert done.stdout.count('training') == 4 and not red(found)
     assert set(of_level(found, 'ignored')) == {'interface'}
     assert {'variable', 'value'} <= set(of_level(found, 'yellow')) and ' 0 RED, 1 ignored, ' in done.stderr
 

@@ -12,7 +12,7 @@ import shlex
 import pytest
 
 import testbed
-from testbed import ROOT, slurm as slurm_
+from testbed import ROOT, forkedtorch, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
@@ -29,6 +29,12 @@ def pytorch(installed_pytorch, tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def quick(pytorch):
+    """The same, where it is not the start of Python that is looked at."""
+    return forkedtorch.quick(pytorch)
+
+
+@pytest.fixture(scope='session')
 def distributed(pytorch):
     """The runscript."""
     return pytorch.runscripts / 'conda-python-distributed'
@@ -40,10 +46,10 @@ def training(results):
 
 
 @pytest.fixture(scope='session')
-def one_rank(pytorch, distributed, tmp_path_factory):
+def one_rank(quick, distributed, tmp_path_factory):
     """Results of one rank, without any launcher."""
     results = tmp_path_factory.mktemp('one') / 'results.json'
-    testbed.run([distributed, *training(results)], env=pytorch.env, timeout=300)
+    testbed.run([distributed, *training(results)], env=quick.env, timeout=300)
     return read(results)
 
 
@@ -94,22 +100,14 @@ def test_job_that_is_submitted_from_inside_an_mpirun(slurm, tmp_path, launcher):
     assert done.stderr.count('are left over from an outer start') == 1
 
 
-def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, tmp_path):
-    (tmp_path / 'show.py').write_text(SHOW[1])
-    done = slurm.srun(*ONE_BY_ONE, distributed, '--torchrun=2', tmp_path / 'show.py', env=pytorch.env)
-    ranks = [line.split() for line in sorted(done.stdout.splitlines())]
-    assert [rank[:4] for rank in ranks] == [[str(rank), '4', str(rank % 2), node] for rank, node in enumerate(nodes_of(2))]
-    assert len({rank[4] for rank in ranks}) == 1
-
-
-def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, distributed, tmp_path):
+def test_torchrun_starts_the_workers_and_outlives_a_signal_on_which_they_save(slurm, pytorch, distributed, tmp_path):
     """scancel and --signal of Slurm reach the agent as well, and it has no handler for this one."""
     program = tmp_path / 'save.py'
     program.write_text(
         'import os, pathlib, signal, sys, time\n'
         f'own = pathlib.Path("{tmp_path}", os.environ["RANK"])\n'
         'def save(*_):\n    own.with_suffix(".saved").touch()\n    sys.exit()\n'
-        'signal.signal(signal.SIGUSR1, save)\nown.with_suffix(".ready").touch()\ntime.sleep(600)\n')
+        f'signal.signal(signal.SIGUSR1, save)\n{SHOW[1]}\nown.with_suffix(".ready").touch()\ntime.sleep(600)\n')
     with slurm.popen(*ONE_BY_ONE, '--job-name=saves', distributed, '--torchrun=2', program, env=pytorch.env) as job:
         try:
             slurm_.wait(lambda: len(list(tmp_path.glob('*.ready'))) == 4, 120, 'not all workers start',
@@ -120,6 +118,9 @@ def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, di
             slurm.run('scancel', '--name=saves')
     assert job.returncode == 0, said
     assert len(list(tmp_path.glob('*.saved'))) == 4
+    ranks = [line.split() for line in sorted(said[0].splitlines())]
+    assert [rank[:4] for rank in ranks] == [[str(rank), '4', str(rank % 2), node] for rank, node in enumerate(nodes_of(2))]
+    assert len({rank[4] for rank in ranks}) == 1
 
 
 def test_step_smaller_than_its_job(slurm, pytorch, distributed):
@@ -135,8 +136,8 @@ srun -N1 -n2 -w {testbed.NODES[1]} {shlex.join([str(distributed), *SHOW])}
 
 
 @pytest.mark.parametrize('name', ['mpich', 'openmpi', 'torchrun'])
-def test_launcher_on_one_node(request, name, pytorch, distributed, one_rank, tmp_path):
-    torchrun = [pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', '--no-python']
+def test_launcher_on_one_node(request, name, quick, distributed, one_rank, tmp_path):
+    torchrun = [quick.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', '--no-python']
     start = torchrun if name == 'torchrun' else request.getfixturevalue(name).command(2)
-    testbed.run([*start, distributed, *training(tmp_path / 'results.json')], env=pytorch.env, timeout=240)
+    testbed.run([*start, distributed, *training(tmp_path / 'results.json')], env=quick.env, timeout=240)
     same(tmp_path / 'results.json', one_rank, 2)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, run
+from testbed import ROOT, forkedtorch, run
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +36,7 @@ os._exit(0)
 
 def test_the_rank_that_is_missing_is_named(installed_pytorch, mpich, tmp_path):
     (tmp_path / 'train.py').write_text(PROGRAM)
-    env = {**installed_pytorch.env, 'OMP_NUM_THREADS': '1', 'PBS_JOBID': '4711.srv'}
+    env = {**forkedtorch.quick(installed_pytorch).env, 'PBS_JOBID': '4711.srv'}
     mpich.run(2, installed_pytorch.runscripts / 'conda-python-distributed', 'train.py', env=env, cwd=tmp_path)
     files = sorted(path.name for path in tmp_path.glob('flight-recorder*'))
     assert files == [f'flight-recorder-4711.srv-rank-{rank}' for rank in range(2)]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from testbed import clean_environ, readme, run, smallimage
+from testbed import clean_environ, forkedtorch, readme, run, smallimage
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +64,7 @@ def test_beside_an_environment(own, slurm, installed_pytorch):
     """slingtorch has an environment of its own, and `python` is another one: as a centre's module."""
     root = installed_pytorch.root
     done = typed(own, slurm, f'''
-        PATH={root}/bin:$PATH
+        PATH={forkedtorch.quick(installed_pytorch).quick.parent}:$PATH
         eval "$(venv/bin/python venv/bin/slingtorch env --values)"
         srun -N2 --ntasks-per-node=1 conda-python-distributed train.py''')
     (torch, interface), = of_two(done.stdout)

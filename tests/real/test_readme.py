@@ -110,6 +110,7 @@ def test_first_hour(home, installed_pytorch, lmod, slurm):
     for room in ('examples', 'docs'):
         shutil.copytree(ROOT / room, home / 'bundle' / room)
     (home / 'train.py').write_text(TRAIN.replace('NCCL_SOCKET_IFNAME', 'HOME'))
+    (home / 'model.pt').write_text('PRECIOUS')
     edited = """
 sed -i 's/PyTorch-2.15.0-cuda-13.2.eb$/PyTorch-2.13.0-local-cpu.eb/' venv_build.job
 sed -i 's,PyTorch/2.15.0-cuda-13.2,PyTorch/2.13.0-local-cpu,; /gpus-per-node/d; s/^##SBATCH --partition=.*/#SBATCH --partition=gpu/
@@ -125,5 +126,6 @@ sbatch --wait -o mine.out ddp_pytorch.job
                                          'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})
     assert 'PyTorch/2.13.0-local-cpu is already installed' in (home / 'build.out').read_text()
     assert ' on 360 test images, 2 ranks' in done.stdout and len(list(home.glob('ddp_pytorch-*/model.pt'))) == 1
+    assert (home / 'model.pt').read_text() == 'PRECIOUS'
     ranks = sorted(line.split(',')[:2] for line in (home / 'mine.out').read_text().splitlines() if line.startswith('["'))
     assert ranks == [[f'["{rank}"', ' "8"'] for rank in range(8)]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The job scripts of examples/slurm as a user edits and submits them."""
-import json
 import os
 import re
 import shlex
@@ -21,16 +20,17 @@ MACHINE = {'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'}
 
 
 def test_training_replaces_nothing(submit, installed_pytorch, tmp_path):
-    """Also what the submitting shell had loaded stays out."""
-    shutil.copy(ROOT / 'examples/training/ddp_training.py', tmp_path)
+    """Also what the submitting shell had loaded stays out. With the real program: test_readme.py, test_first_hour."""
+    (tmp_path / 'ddp_training.py').write_text(
+        'import os, sys\nos.makedirs(sys.argv[2], exist_ok=True)\n'
+        'open(f"{sys.argv[2]}/rank-{os.environ[\'RANK\']}-of-{os.environ[\'WORLD_SIZE\']}", "x")\n')
     (tmp_path / 'model.pt').write_text('PRECIOUS')
-    words = {'PyTorch/2.15.0-cuda-13.2': installed_pytorch.module, '--output-dir': '--epochs 1 --json many.json --output-dir'}
+    words = {'PyTorch/2.15.0-cuda-13.2': installed_pytorch.module}
     env = {**MACHINE, 'EASYBUILD_PREFIX': installed_pytorch.modulepath.parents[1], 'SLINGTORCH_CACHE_ROOT': tmp_path}
     job = submit(DDP, words, '--job-name=mine', '--gpus-per-node=1', '--ntasks-per-node=1', **env)
     assert job.returncode == 0, job.output
-    assert json.loads((tmp_path / 'many.json').read_text())['world_size'] == 2
     assert (tmp_path / 'model.pt').read_text() == 'PRECIOUS'
-    assert os.listdir(tmp_path / f'mine-{job.jobid}') == ['model.pt']
+    assert sorted(os.listdir(tmp_path / f'mine-{job.jobid}')) == ['rank-0-of-2', 'rank-1-of-2']
     # of the runscript, which finds processors' PyTorch in a job with GPUs: shown, although it goes to another file
     assert 'this job has 1 GPUs on each node, but the PyTorch in ' in job.output
 

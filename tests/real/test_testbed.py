@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import testbed
-from testbed import easybuild, slurm as slurm_
+from testbed import easybuild, forkedtorch, slurm as slurm_
 
 pytestmark = pytest.mark.real
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -85,14 +85,43 @@ def test_forked_eb_is_eb(lmod, tmp_path):
         ([path, '--trace'], {}),
         ([path], {}),
         ([path, '--rebuild', '--trace', '--umask=077'], {'ONLY': '1', 'PYTHONPATH': str(tmp_path)}),
-        ([path, '--rebuild'], {'EASYBUILD_HOOKS': None, 'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
         (['--show-config'], {'HOME': home, 'EASYBUILD_PREFIX': None, 'LD_LIBRARY_PATH': '/nowhere'}),
-        ([path, '--rebuild'], {'LD_LIBRARY_PATH': '/nowhere', 'EASYBUILD_TMPDIR': None, 'TMPDIR': home}),
+        ([path, '--rebuild'], {'LD_LIBRARY_PATH': '/nowhere', 'EASYBUILD_TMPDIR': None, 'TMPDIR': home, 'EASYBUILD_HOOKS': None,
+                               'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
         (['absent.eb'], {}),
         (['--frobnicate'], {}),
     ]:
         fork, real = (outcome(eb, *args, env=env) for eb in both)
         assert fork == real
+
+
+PYTHON = """
+import atexit, os, signal, sys
+atexit.register(print, 'the end')
+print(sys.argv, sys.path[0], os.getcwd(), sorted(os.environ.items()), os.umask(0o22), sys.stdin.read(), __name__)
+print('last words', file=sys.stderr)
+if sys.argv[-1] == 'dies':
+    sys.stdout.flush()
+    signal.raise_signal(signal.SIGUSR1)
+sys.exit(sys.argv[-1])
+"""
+
+
+def test_forked_python_is_python(installed_pytorch, tmp_path):
+    """Streams, status, and what a program sees; and it does not outlive who has started it."""
+    quick = forkedtorch.quick(installed_pytorch).quick
+    env = {'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(tmp_path), 'LC_ALL': 'C.UTF-8'}
+    (tmp_path / 'program.py').write_text(PYTHON)
+    for words in (['program.py', 'a b', 'c'], ['-u', 'program.py', 'dies'], ['-B', '-c', PYTHON, '3']):
+        fork, real = (testbed.run([python, *words], env=env, cwd=tmp_path, input='text', check=False)
+                      for python in (quick, installed_pytorch.python))
+        assert (fork.returncode, fork.stdout, fork.stderr) == (real.returncode, real.stdout, real.stderr)
+    waits = 'import os, sys, torch\nprint(os.getpid(), "torch._dynamo" in sys.modules, flush=True)\nsys.stdin.read()'
+    with subprocess.Popen([quick, '-c', waits], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asks:
+        pid, forked = asks.stdout.readline().split()
+        assert forked == 'True' and int(pid) != asks.pid and alive(pid)
+        asks.kill()
+        slurm_.wait(lambda: not alive(pid), 120, 'its child runs on')
 
 
 def test_forked_eb_that_does_not_end_is_killed(eb_env, tmp_path):

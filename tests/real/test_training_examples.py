@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from testbed import ROOT, only_root, readme, run
+from testbed import ROOT, forkedtorch, only_root, readme, run
 
 pytestmark = pytest.mark.real
 
@@ -19,8 +19,8 @@ END = re.compile(r' dist\.destroy_process_group\(\)\n(.*\n)*?    (leave\(\)|os\.
 
 @pytest.fixture(scope='module')
 def pytorch(installed_pytorch, tmp_path_factory):
-    return installed_pytorch.with_variables(
-        GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
+    return forkedtorch.quick(installed_pytorch).with_variables(
+        GLOO_SOCKET_IFNAME='lo', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
 
 
 def train(pytorch, mpich, ranks, program, *words, **kwargs):
@@ -39,7 +39,7 @@ def losses(text):
 def one_device(pytorch, tmp_path_factory):
     """A directory with base.json and base/model.pt of base_training.py, and what it printed."""
     directory = tmp_path_factory.mktemp('one-device')
-    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json', 'base.json', '--output-dir', 'base'],
+    done = run(['python', PROGRAMS / 'base_training.py', '--json', 'base.json', '--output-dir', 'base'],
                env=pytorch.env, cwd=directory)
     return directory, done.stdout
 
@@ -68,7 +68,7 @@ assert list(base) == list(ddp) == list(fsdp2)
 for name in base:
     torch.testing.assert_close(ddp[name], fsdp2[name], rtol=1e-3, atol=1e-4)
 '''
-    run([pytorch.python, '-c', code, one_device[0] / 'base', 'ddp', 'fsdp2'], env=pytorch.env, cwd=tmp_path)
+    run(['python', '-c', code, one_device[0] / 'base', 'ddp', 'fsdp2'], env=pytorch.env, cwd=tmp_path)
 
 
 def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(mpich, pytorch, one_rank, tmp_path):
@@ -123,7 +123,7 @@ def test_one_device_learns_and_replaces_nothing(pytorch, one_device):
     directory, printed = one_device
     found = json.loads((directory / 'base.json').read_text())
     assert f'accuracy {found["accuracy"]:.4f} on 360 test images, 1 ranks' in printed and found['accuracy'] > 0.95
-    done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json=base.json'], env=pytorch.env, cwd=directory, check=False)
+    done = run(['python', PROGRAMS / 'base_training.py', '--json=base.json'], env=pytorch.env, cwd=directory, check=False)
     assert done.returncode == 2 and 'base.json already exists and is not overwritten' in done.stderr
     assert json.loads((directory / 'base.json').read_text()) == found
 

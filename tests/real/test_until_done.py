@@ -10,7 +10,7 @@ import time
 import pytest
 
 import testbed
-from testbed import ROOT, debianroot, launchers, run, slurm as slurm_
+from testbed import ROOT, debianroot, forkedtorch, launchers, run, slurm as slurm_
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -174,7 +174,7 @@ program.main()
 def test_training_has_the_losses_of_one_that_was_not_interrupted(separate_nodes, installed_pytorch):
     """To all digits, printed or not; the signal comes in the middle of an epoch, which is not begun again."""
     where = separate_nodes.shared / 'training'
-    env = {**installed_pytorch.env, **MACHINE, 'GLOO_SOCKET_IFNAME': 'eth0', 'SLINGTORCH_CACHE_ROOT': separate_nodes.shared}
+    env = {**forkedtorch.quick(installed_pytorch).env, 'GLOO_SOCKET_IFNAME': 'eth0', 'SLINGTORCH_CACHE_ROOT': separate_nodes.shared}
     start = installed_pytorch.runscripts / 'conda-python-distributed'
     job = Job(separate_nodes, where, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} train.py --checkpoints ckpt '
               '--epochs 4 --json resumed.json', env=env, program=HELD)

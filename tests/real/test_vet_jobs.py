@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import testbed
-from testbed import slurm as slurm_
+from testbed import forkedtorch, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
@@ -36,33 +36,39 @@ def three():
         cluster.stop()
 
 
+@pytest.fixture(scope='module')
+def pytorch(installed_pytorch):
+    """With processes that are forks; real ones: test_check_jobs.py."""
+    return forkedtorch.quick(installed_pytorch)
+
+
 @pytest.fixture
-def python(three, installed_pytorch, request):
+def python(three, pytorch, request):
     """PATH with a python in front of which bash runs a line on one node alone."""
     directory = three.shared / request.node.name
     directory.mkdir()
 
-    def plant(line, node, real=installed_pytorch.python):
+    def plant(line, node):
         path = directory / 'python'
-        path.write_text(f'#!/bin/bash\n[[ $HOSTNAME != "{node}" ]] || {line}\nexec {real} "$@"\n')
+        path.write_text(f'#!/bin/bash\n[[ $HOSTNAME != "{node}" ]] || {line}\nexec {pytorch.quick} "$@"\n')
         path.chmod(0o755)
-        return f'{directory}:{installed_pytorch.env["PATH"]}'
+        return f'{directory}:{pytorch.env["PATH"]}'
     return plant
 
 
-def environment(three, installed_pytorch, **env):
-    return {**installed_pytorch.env, 'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': three.shared,
+def environment(three, pytorch, **env):
+    return {**pytorch.env, 'SLINGTORCH_CACHE_ROOT': three.shared,
             'SLINGTORCH_CHECK_SECONDS': '60', 'SLINGTORCH_VET_DIR': three.shared, **env}
 
 
 @pytest.fixture
-def vet(three, installed_pytorch):
+def vet(three, pytorch):
     """Run `--vet ARGS`: (CompletedProcess, {node: what the JSON says of it}, the JSON)."""
     def run(*args, nodes=2, **env):
         path = three.shared / 'vet.json'
         path.unlink(missing_ok=True)
-        done = three.srun(f'-N{nodes}', '--ntasks-per-node=1', installed_pytorch.runscripts / 'conda-python-distributed',
-                          '--vet', '--json', path, *args, env=environment(three, installed_pytorch, **env), check=False)
+        done = three.srun(f'-N{nodes}', '--ntasks-per-node=1', pytorch.runscripts / 'conda-python-distributed',
+                          '--vet', '--json', path, *args, env=environment(three, pytorch, **env), check=False)
         assert path.exists(), done.stdout + done.stderr
         found = json.loads(path.read_text())
         return done, {entry['name']: entry for entry in found['nodes']}, found
@@ -95,7 +101,7 @@ def test_a_node_without_pytorch_says_so_and_is_cordoned(vet, python):
     assert f"rank 2 on {NODES[2]}: ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
-def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch, python):
+def test_with_spares_under_pbs_starts_on_the_good_nodes(three, pytorch, python):
     """hydra starts its proxies on the nodes as by ssh; PBS's variables are those of a job's first node."""
     ssh = three.shared / 'ssh'
     ssh.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\ncase $1 in\n' + ''.join(
@@ -104,7 +110,7 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
     ssh.chmod(0o755)
     (three.shared / 'nodefile').write_text(''.join(f'{node}\n' * 2 for node in NODES[:2]))
     hydra = shutil.which('mpiexec.hydra') or testbed.missing('MPICH (package mpich)')
-    env = environment(three, installed_pytorch, PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[0]),
+    env = environment(three, pytorch, PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[0]),
                       PBS_JOBID='77.server', PBS_NODEFILE=three.shared / 'nodefile', HYDRA_LAUNCHER='ssh',
                       HYDRA_LAUNCHER_EXEC=ssh)
     # to files, since hydra may lose what ranks print last
@@ -112,8 +118,8 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
                'socket.gethostname(), "master", os.environ["MASTER_ADDR"], '
                f'file=open("{three.shared}/pbs-" + os.environ["RANK"], "w"))')
     done = testbed.run(
-        three.on(NODES[0], installed_pytorch.runscripts / 'with-spares', '1', hydra, '-ppn', '2',
-                 installed_pytorch.runscripts / 'conda-python-distributed', '-c', program),
+        three.on(NODES[0], pytorch.runscripts / 'with-spares', '1', hydra, '-ppn', '2',
+                 pytorch.runscripts / 'conda-python-distributed', '-c', program),
         env={name: str(value) for name, value in env.items()}, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf'Cordon: {NODES[0]}    fails: gloo does not start.*for: hsn0', done.stdout), done.stdout
@@ -121,7 +127,7 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
     assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}\n' for rank in range(2)]
 
 
-def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytorch):
+def test_until_done_goes_on_without_a_node_that_goes_down(three, pytorch):
     """Of three nodes one is spare; a job with --no-kill outlives one, and the bad one of the second start stays out."""
     directory = three.shared / 'until-done'
     directory.mkdir()
@@ -131,7 +137,7 @@ def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytor
     (directory / 'job').write_text(f'#!/bin/bash\nexec {testbed.ROOT}/runscripts/until-done --checkpoint {directory}/ckpt '
                                    f'--spares 1 srun --ntasks-per-node=1 bash {directory}/train.sh\n')
     (directory / 'ckpt').mkdir()
-    env = environment(three, installed_pytorch, DIR=directory, SLINGTORCH_CHECK_SECONDS='30')
+    env = environment(three, pytorch, DIR=directory, SLINGTORCH_CHECK_SECONDS='30')
     job = three.run('sbatch', '--parsable', '-N3', '--no-kill', '--requeue', f'--output={directory}/out', directory / 'job',
                     env=env).stdout.strip()
 
@@ -205,18 +211,18 @@ if 'vet' in sys.orig_argv:
     ('fails', 3, r'nccl, GPU 1, fails: none of its pairs worked \(RuntimeError: CUDA error: uncorrectable ECC error\)'),
     ('dies', 2, 'fails: it did not answer'),
 ])
-def test_the_gpu_of_a_node_is_named(installed_pytorch, tmp_path, planted, nodes, says):
+def test_the_gpu_of_a_node_is_named(pytorch, tmp_path, planted, nodes, says):
     """Nodes of two GPUs each, on this machine and with a stand-in for NCCL. Of a process that dies, the node is named."""
     (tmp_path / 'sitecustomize.py').write_text(TWO_GPUS)
     with socket.create_server(('', 0)) as free:
         port = free.getsockname()[1]
     ranks = []
     for rank in range(nodes):
-        env = {**installed_pytorch.env, 'RANK': rank, 'WORLD_SIZE': nodes, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1,
-               'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': 1,
+        env = {**pytorch.env, 'RANK': rank, 'WORLD_SIZE': nodes, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1,
+               'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'GLOO_SOCKET_IFNAME': 'lo',
                'PYTHONPATH': tmp_path, 'PLANTED': planted, 'SLURMD_NODENAME': f'n{rank}', 'SLURM_STEP_ID': 0}
         ranks.append(subprocess.Popen(
-            [installed_pytorch.python, '-B', testbed.ROOT / 'slingtorch/job', 'vet', '--json', tmp_path / 'vet.json'],
+            [pytorch.quick, '-B', testbed.ROOT / 'slingtorch/job', 'vet', '--json', tmp_path / 'vet.json'],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={name: str(value) for name, value in env.items()}))
     said = [rank.communicate(timeout=120)[0] for rank in ranks]

@@ -6,6 +6,8 @@ testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test tha
     done = forkedeb.eb(['Small.eb', '--rebuild'], env, cwd, timeout=300)    # as subprocess.run() of `eb` would
     script = forkedeb.command(directory / 'eb')     # for a shell script that calls `eb`
 
+With module='slingtorch' it is that command, most of whose time goes into importing EasyBuild.
+
 The child is what `eb` is: the same code as `python -O -m easybuild.main`, with exactly the environment and working
 directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file, so this is
 for runs that end by themselves; one to be watched, killed, or wrapped in another program wants a real `eb`
@@ -55,23 +57,23 @@ class Server:
             self.process.stdin.close()
             self.process.wait()
 
-    def run(self, args, env, cwd, timeout):
-        """Run `eb ARGS`; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
+    def run(self, args, env, cwd, timeout, module='easybuild.main'):
+        """Run `eb ARGS`, or another module; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
         with tempfile.TemporaryDirectory(dir=self.directory.name) as directory:
             out, err = pathlib.Path(directory, 'out'), pathlib.Path(directory, 'err')
             try:
-                status = ask(self.socket, args, env, cwd, out, err, timeout)
+                status = ask(self.socket, args, env, cwd, out, err, timeout, module)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(['eb', *args], timeout, out.read_text(), err.read_text())
             return subprocess.CompletedProcess(['eb', *args], status, out.read_text(), err.read_text())
 
 
-def ask(path, args, env, cwd, out, err, timeout=None):
-    """Run `eb ARGS`, which writes to the files `out` and `err`; its status. TimeoutError if it does not end in time."""
+def ask(path, args, env, cwd, out, err, timeout=None, module='easybuild.main'):
+    """Run `eb ARGS`, or another module, which writes to the files `out` and `err`; its status. TimeoutError if it does not end in time."""
     with socket.socket(socket.AF_UNIX) as connection:
         umask = os.umask(0)
         os.umask(umask)
-        request = {'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
+        request = {'module': module, 'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
                    'err': str(err), 'umask': umask}
         connection.connect(path)
         connection.sendall(json.dumps(request).encode() + b'\n')
@@ -95,14 +97,14 @@ def can(env):
                                                             os.path.samefile(python, sys.executable))
 
 
-def eb(args, env, cwd, timeout=600):
+def eb(args, env, cwd, timeout=600, module='easybuild.main'):
     """Run `eb ARGS` in a fork: see above.
 
     :param env: the whole environment
     :return: CompletedProcess with text streams
     :raises subprocess.TimeoutExpired: after so many seconds; it and what it started in its session are killed
     """
-    return the_server().run(args, env, cwd, timeout)
+    return the_server().run(args, env, cwd, timeout, module)
 
 
 def the_server():
@@ -113,9 +115,9 @@ def the_server():
     return server
 
 
-def command(path):
+def command(path, module='easybuild.main'):
     """Write to `path` a command that does what `eb` does, for scripts that call it; the path."""
-    words = [sys.executable, '-IS', os.path.abspath(__file__), '--ask', the_server().socket]
+    words = [sys.executable, '-IS', os.path.abspath(__file__), '--ask', the_server().socket, module]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
     return path
@@ -133,11 +135,12 @@ def become_eb(request):
         os.dup2(opened, descriptor)
         os.close(opened)
     os.environ.clear()
-    # what the script `eb` adds
-    os.environ.update(request['env'], PYTHONOPTIMIZE='1', FANCYLOGGER_IGNORE_MPI4PY='1',
-                      EB_SCRIPT_PATH=os.path.join(os.path.dirname(sys.executable), 'eb'))
+    os.environ.update(request['env'])
+    if request['module'] == 'easybuild.main':   # what the script `eb` adds
+        os.environ.update(PYTHONOPTIMIZE='1', FANCYLOGGER_IGNORE_MPI4PY='1',
+                          EB_SCRIPT_PATH=os.path.join(os.path.dirname(sys.executable), 'eb'))
     sys.path[0:0] = [os.getcwd(), *filter(None, request['env'].get('PYTHONPATH', '').split(os.pathsep))]
-    sys.argv = ['easybuild.main', *request['args']]
+    sys.argv = [request['module'], *request['args']]
 
     # what was taken from the environment when it was imported
     import copy
@@ -150,8 +153,8 @@ def become_eb(request):
     environment.ORIG_OS_ENVIRON = modules.ORIG_OS_ENVIRON = copy.deepcopy(os.environ)
     importlib.reload(options)
 
-    sys.modules.pop('easybuild.main')   # it is to be __main__
-    runpy.run_module('easybuild.main', run_name='__main__', alter_sys=True)
+    sys.modules.pop(request['module'], None)    # it is to be __main__
+    runpy.run_module(request['module'], run_name='__main__', alter_sys=True)
 
 
 def answer(connection):
@@ -225,5 +228,5 @@ def serve(path):
 if __name__ == '__main__':
     if sys.argv[1] == '--ask':
         streams = [f'/proc/{os.getpid()}/fd/{number}' for number in (1, 2)]
-        sys.exit(ask(sys.argv[2], sys.argv[3:], os.environ, os.getcwd(), *streams))
+        sys.exit(ask(sys.argv[2], sys.argv[4:], os.environ, os.getcwd(), *streams, module=sys.argv[3]))
     become_eb(serve(sys.argv[1]))

@@ -9,9 +9,9 @@ TOGETHER = {'tests/stages/test_pytorch_image.py': 'tests/stages/test_lumi_docume
 
 FIRST = ['tests/stages/test_horovod.py', 'tests/stages/test_pytorch_source.py',
          'tests/stages/mpi_backend/test_mpi_backend.py', 'tests/stages/test_lumi_document.py',
-         'tests/quickstart/test_quickstart.py', 'tests/easyblocks/test_pythonvenv.py',
-         'tests/real/test_until_done.py', 'tests/modules/test_wheels.py', 'tests/faults/test_faults.py',
-         'tests/easyblocks/test_lock.py', 'tests/easyblocks/test_pytorch_cray.py', 'tests/real/test_vet_jobs.py',
+         'tests/quickstart/test_quickstart.py', 'tests/easyblocks/test_pythonvenv.py', 'tests/modules/test_wheels.py',
+         'tests/easyblocks/test_lock.py', 'tests/easyblocks/test_pytorch_cray.py', 'tests/faults/test_faults.py',
+         'tests/real/test_until_done.py', 'tests/real/test_vet_jobs.py',
          'tests/real/test_training_examples.py', 'tests/containers/test_singularity_wrappers.py',
          'tests/real/test_readme.py', 'tests/easyblocks/test_slingmpi.py', 'tests/unit/test_cli.py',
          'tests/unit/test_runscripts.py', 'tests/easyblocks/test_singularity.py', 'tests/easyblocks/test_new.py',

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: what it prints, and what a shell and EasyBuild make of it."""
 import argparse
+import functools
 import os
 import re
 import pathlib
@@ -13,6 +14,7 @@ import pytest
 import slingtorch
 from slingtorch import cli
 from slingtorch.commands import status
+from testbed import forkedeb
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.executable).parent
@@ -33,13 +35,24 @@ def environ(tmp_path):
 
 
 def run(args, env):
-    """Run slingtorch; the CompletedProcess."""
+    """Run slingtorch, with EasyBuild imported once for all; the CompletedProcess."""
+    return forkedeb.eb(args, env, '/', module='slingtorch')
+
+
+def fresh(args, env):
+    """The same in a new Python."""
     return subprocess.run([sys.executable, '-m', 'slingtorch'] + args, env=env, cwd='/', capture_output=True, text=True)
 
 
-def bash(script, env):
-    """Run a bash script in which `slingtorch` is the command; the CompletedProcess."""
-    prologue = 'slingtorch() { "%s" -m slingtorch "$@"; }\n' % sys.executable
+@functools.lru_cache(maxsize=None)
+def quick_command():
+    """A path of slingtorch as run() starts it."""
+    return forkedeb.command(pathlib.Path(forkedeb.the_server().directory.name) / 'slingtorch', 'slingtorch')
+
+
+def bash(script, env, new=False):
+    """Run a bash script in which `slingtorch` is the command, or a `new` Python; the CompletedProcess."""
+    prologue = 'slingtorch() { %s "$@"; }\n' % (f'"{sys.executable}" -m slingtorch' if new else quick_command())
     return subprocess.run(['bash', '--noprofile', '--norc', '-c', prologue + script], env=env, cwd='/',
                           capture_output=True, text=True)
 
@@ -65,7 +78,7 @@ def test_version(environ):
 
 
 def test_in_a_directory_that_is_gone(environ, tmp_path):
-    done = bash(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; slingtorch env', environ)
+    done = bash(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; slingtorch env', environ, new=True)
     assert done.returncode == 1 and done.stdout == 'false\n'
     assert done.stderr == 'slingtorch: error: the working directory no longer exists: cd to another one\n'
 
@@ -77,9 +90,9 @@ def test_encoding_that_lacks_a_character(environ, tmp_path):
     log = name / 'job.out'
     log.write_text('torch.OutOfMemoryError: CUDA out of memory. \u00fc\n', encoding='utf-8')
     env = {**environ, 'PYTHONIOENCODING': 'ascii', 'EASYBUILD_PREFIX': str(name), 'LC_ALL': 'C.UTF-8'}
-    done = run(['explain', str(log)], env)
+    done = fresh(['explain', str(log)], env)
     assert (done.returncode, done.stderr) == (0, '') and 'd\\xfc/job.out:1: ' in done.stdout
-    done = bash('eval "$(slingtorch env --quiet)" && [ -d "${EASYBUILD_SOURCEPATH%%/sources*}" ]', env)
+    done = bash('eval "$(slingtorch env --quiet)" && [ -d "${EASYBUILD_SOURCEPATH%%/sources*}" ]', env, new=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -421,7 +434,7 @@ def test_older_easybuild_in_pythonpath(environ, old_easybuild):
             'first: unload the module that sets PYTHONPATH, or unset it\n'
     active = evaluate('', environ)
     environ['PYTHONPATH'] = f'{old_easybuild}:{ROOT}'
-    done = run(['env'], environ)
+    done = fresh(['env'], environ)
     assert (done.returncode, done.stdout, done.stderr) == (1, 'false\n', 'slingtorch: error: ' + wrong)
     # the module is loaded after the activation
     active = {**active, 'PYTHONPATH': str(old_easybuild)}
