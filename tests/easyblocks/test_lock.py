@@ -12,7 +12,7 @@ import pytest
 
 from slingtorch import lockfile
 from slingtorch.commands import lock
-from testbed import ROOT, run, said, serving, wheels
+from testbed import ROOT, checked, forkedeb, run, said, serving, wheels
 from testbed.easybuild import BIN
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -46,13 +46,14 @@ class Locked:
 
     def lock(self, easyconfig=None, *options, check=True):
         """`slingtorch lock EASYCONFIG`, of this checkout."""
-        return self.python('-m', 'slingtorch', 'lock', easyconfig or self.easyconfig.name, *options, check=check)
+        words = ['lock', easyconfig or self.easyconfig.name, *options]
+        return checked(forkedeb.slingtorch(words, self.env, self.dir), check)
 
-    def python(self, *words, check=True):
-        """Run a Python that has the slingtorch of this checkout."""
+    @property
+    def env(self):
+        """With it Python has the slingtorch of this checkout."""
         env = {**os.environ, **self.pip_env, 'PYTHONPATH': str(ROOT), 'EASYBUILD_SOURCEPATH': str(self.dir / 'sources')}
-        return run([sys.executable, *words], cwd=self.dir,
-                   env={key: value for key, value in env.items() if value is not None}, check=check)
+        return {key: value for key, value in env.items() if value is not None}
 
     def text(self):
         """The lock file without comments."""
@@ -431,7 +432,7 @@ def test_easyconfigs_that_cannot_be_locked(tiny):
         paths.append(tiny.dir / str(number) / tiny.easyconfig.name)
         paths[-1].parent.mkdir()
         paths[-1].write_text(good.replace(*replace))
-    messages = said(tiny.python('-c', ONE_BY_ONE, *paths)).split(' end')
+    messages = said(run([sys.executable, '-c', ONE_BY_ONE, *paths], env=tiny.env, cwd=tiny.dir)).split(' end')
     assert len(messages) == len(NOT_LOCKED) + 1
     for (_, words), message in zip(NOT_LOCKED, messages):
         assert words in message and message.endswith('status 1') and 'Traceback' not in message
