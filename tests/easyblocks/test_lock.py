@@ -39,6 +39,10 @@ class Locked:
                              'PIP_NO_INDEX': None, 'PIP_FIND_LINKS': None})
         return self.wheels[-1]
 
+    def have(self, eb):
+        """Put the wheels where `eb` downloads them to: it asks pip three times less."""
+        shutil.copytree(self.files, eb.prefix / 'sources/p/PyTorch/wheels')
+
     def write(self, packages="['alpha==1.0']", pythons=f"['{PYTHON}']", options=''):
         """Write the easyconfig."""
         text = wheels.tiny_easyconfig('', f'python_packages = {packages}\npython_versions = {pythons}\n{options}')
@@ -117,6 +121,7 @@ wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']""")
     assert "\nbeta==1.4 ; python_version == '3.10' \\\n" in text
     assert f"\nbeta==1.5 ; python_version == '{PYTHON}' \\\n" in text and '\ntorch==2.0+rocm1 \\\n' in text
     assert "\nalpha==1.0 ; platform_machine == 'aarch64' \\\n" in text
+    tiny.have(eb_env)
     for uv in (str(BIN / 'uv'), ''):
         eb_env(tiny.easyconfig, '--force', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
         there = {path.name for path in eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/*')}
@@ -229,6 +234,7 @@ def test_forgotten_checksum_is_said(tiny, eb_env):
     """A lock file beside the easyconfig has a checksum there; one that was made in the source path has none."""
     tiny.lock()
     tiny.write()
+    tiny.have(eb_env)
     done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     assert f'no checksum for {tiny.lock_file}' in said(done)
     assert f'eb --inject-checksums=sha256 --force {tiny.easyconfig}' in said(done)
