@@ -5,11 +5,12 @@ testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test tha
 
     done = forkedeb.eb(['Small.eb', '--rebuild'], env, cwd, timeout=300)    # as subprocess.run() of `eb` would
     script = forkedeb.command(directory / 'eb')     # for a shell script that calls `eb`
+    process = forkedeb.Started(['Small.eb'], env, cwd, directory / 'output')    # to be watched and killed
 
 The child is what `eb` is: the same code as `python -O -m easybuild.main`, with exactly the environment and working
-directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file, so this is
-for runs that end by themselves; one to be watched, killed, or wrapped in another program wants a real `eb`
-(`EasyBuild(..., fresh=True)`, or a Popen). test_testbed.py::test_forked_eb_is_eb compares the two.
+directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file. One to be
+wrapped in another program wants a real `eb` (`EasyBuild(..., fresh=True)`, or a Popen).
+test_testbed.py::test_forked_eb_is_eb compares the two.
 
 The server is this file run as a program. It serves one process of pytest and ends with it.
 """
@@ -20,6 +21,7 @@ import gc
 import json
 import os
 import pathlib
+import select
 import shlex
 import signal
 import socket
@@ -66,23 +68,56 @@ class Server:
             return subprocess.CompletedProcess(['eb', *args], status, out.read_text(), err.read_text())
 
 
+def begin(connection, path, args, env, cwd, out, err, module='easybuild.main'):
+    """Let `eb ARGS` run, which writes to the files `out` and `err`; its process number, and where its status will come."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
+               'err': str(err), 'umask': umask, 'module': module}
+    connection.connect(path)
+    connection.sendall(json.dumps(request).encode() + b'\n')
+    answers = connection.makefile()
+    return int(answers.readline()), answers
+
+
 def ask(path, args, env, cwd, out, err, timeout=None, module='easybuild.main'):
-    """Run `eb ARGS`, which writes to the files `out` and `err`; its status. TimeoutError if it does not end in time."""
+    """Run `eb ARGS`; its status. TimeoutError if it does not end in time."""
     with socket.socket(socket.AF_UNIX) as connection:
-        umask = os.umask(0)
-        os.umask(umask)
-        request = {'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
-                   'err': str(err), 'umask': umask, 'module': module}
-        connection.connect(path)
-        connection.sendall(json.dumps(request).encode() + b'\n')
-        answers = connection.makefile()
-        pid = int(answers.readline())
+        pid, answers = begin(connection, path, args, env, cwd, out, err, module)
         connection.settimeout(timeout)
         try:
             return int(answers.readline())
         except BaseException:   # Ctrl-C as well: it is in a session of its own
             os.killpg(pid, signal.SIGKILL)
             raise
+
+
+class Started:
+    """An `eb` that runs, in a process group of its own.
+
+    :ivar pid: its process number, which is that of the group
+    :ivar returncode: its status, negative for a signal, as soon as it is known
+    """
+
+    def __init__(self, args, env, cwd, output):
+        self.output, self.returncode = pathlib.Path(output), None
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.pid, self.answers = begin(self.connection, the_server().socket, args, env, cwd, output, output)
+
+    def poll(self):
+        """Its status, or None while it runs."""
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            self.end()
+        return self.returncode
+
+    def end(self, timeout=300):
+        """All that it printed, when it has ended; status and output are there afterwards."""
+        if self.returncode is None:
+            self.connection.settimeout(timeout)
+            self.returncode = int(self.answers.readline())
+            self.answers.close()
+            self.connection.close()
+        return self.output.read_text()
 
 
 server = None
@@ -210,7 +245,6 @@ def warm_up():
 
 def serve(path):
     """Answer each connection in a process of its own. Returns in a child that is to become `eb`: the request."""
-    import select
     del sys.path[0]     # that of this file, where easybuild.py is another one
     import easybuild.main  # noqa: F401
     warm_up()

@@ -9,7 +9,7 @@ import sys
 
 from slingtorch import sites
 
-from . import ROOT, cirrus, derecho, frontier, internet, quickvenv, run, wheels
+from . import ROOT, checked, cirrus, derecho, forkedeb, frontier, internet, quickvenv, wheels
 from .easybuild import EasyBuild
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -92,7 +92,7 @@ class Wheels:
         """The command, of this checkout; pip knows no index of its own."""
         env = {**os.environ, **self.eb.env, 'PYTHONPATH': str(ROOT), 'PIP_CONFIG_FILE': os.devnull,
                'PIP_INDEX_URL': (self.path / 'empty').as_uri()}
-        return run([sys.executable, '-m', 'slingtorch', *args], env=env)
+        return checked(forkedeb.slingtorch(args, env, self.path))
 
     def install(self):
         """What a user types: eb makes the lock file on the way. Sources of extensions are stand-ins."""
