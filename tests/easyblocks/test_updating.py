@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from testbed import ORDINARY, ROOT, copy_of_checkout, run, said, smallimage, stagedenv
+from testbed import ORDINARY, ROOT, copy_of_checkout, forkedeb, run, said, smallimage, stagedenv
 from testbed.easybuild import BIN, EasyBuild
 
 RENEW = ('--module-only', '--force')
@@ -64,6 +64,8 @@ class Installed:
         return run([*ORDINARY, BIN / 'eb', *args], env={**self.eb.env, **dict(env)}, cwd=self.eb.prefix, **kwargs)
 
     def status(self, *args, prefix=()):
+        if not prefix:
+            return forkedeb.slingtorch(['status', *args], self.eb.env, self.eb.prefix)
         return run([*prefix, sys.executable, '-m', 'slingtorch', 'status', *args], env=self.eb.env, cwd=self.eb.prefix,
                    check=False)
 
