@@ -189,7 +189,9 @@ def install_pytorch(prefix: str, easyconfig: str, module: str) -> None:
               "the machine. Here nothing is compiled: wheels with checked hashes are unpacked below %s." % prefix)
     # nobody else installs here: a lock is what a killed run has left
     shutil.rmtree(prefix + '/easybuild/software/.locks', ignore_errors=True)
-    if run_activated(prefix, 'exec eb "$@"', easyconfig, '--disable-trace', *['--rebuild'] * bool(installed)):
+    # nobody else uses it: to compile all packages, most of them never imported, takes as long as to download them
+    words = ['--disable-trace', '--try-amend=byte_compile=False', *['--rebuild'] * bool(installed)]
+    if run_activated(prefix, 'exec eb "$@"', easyconfig, *words):
         raise QuickstartError("EasyBuild could not install %s; the message above says why" % easyconfig,
                               "fix that, then run the same command again: it goes on from what is there",
                               "if there is no remedy: " + AGAIN % prefix)
@@ -245,7 +247,7 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
     begin("Training on %d rank%s" % (ranks, 's' * (ranks > 1)))
     train = "mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE))
     print(train)
-    status = run_activated(prefix, 'module load %s && exec %s' % (module, train))
+    status = run_activated(prefix, 'module load %s && exec env -u PYTHONDONTWRITEBYTECODE %s' % (module, train))
     if status:
         raise QuickstartError("training failed with status %d" % status, "the messages above say why",
                               "if the installation is damaged: " + AGAIN % prefix)

@@ -101,6 +101,8 @@ class PythonVenv(RunScripts):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
+            'byte_compile': [True, "Compile all packages. False: Python compiles what is imported, and keeps that only "
+                                   "if its user may write to the installation"],
             'environment_image': [False, "Also make a squashfs image of it, for nodes to copy (docs/runscripts.md)"],
             'extra_packages': [[], "A user's own packages, in addition to python_packages"],
             'index_urls': [[], "Package indexes for 'slingtorch lock', in addition to those of pip's configuration"],
@@ -468,10 +470,11 @@ class PythonVenv(RunScripts):
             if res.exit_code:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
-            # pip compiles with one process, and uv also compiles tests; all skip files that are not valid Python, such
-            # as templates in packages
-            run(python, '-m', 'compileall', '-q', '-j', str(self.cfg.parallel), '-x', NOT_COMPILED,
-                os.path.join(self.installdir, 'lib'))
+            if self.cfg['byte_compile']:
+                # pip compiles with one process, and uv also compiles tests; all skip files that are not valid Python,
+                # such as templates in packages
+                run(python, '-m', 'compileall', '-q', '-j', str(self.cfg.parallel), '-x', NOT_COMPILED,
+                    os.path.join(self.installdir, 'lib'))
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
@@ -507,8 +510,9 @@ class PythonVenv(RunScripts):
             commands.append('UV_NO_CONFIG=1 "%s" pip check --no-cache --python "%s"' % (uv, python) if uv else
                             '"%s" -m pip --disable-pip-version-check check' % python)
         if self.cfg['sanity_check_imports']:
-            # in one process, because each would import torch again
-            commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
+            # in one process, because each would import torch again; it keeps what it compiles
+            commands.append('env -u PYTHONDONTWRITEBYTECODE "%s" -s -c "import %s"' % (
+                python, ', '.join(self.cfg['sanity_check_imports'])))
         wanted = dict(pinned(self.cfg['python_packages']), **self.cfg['sanity_check_packages'])
         for name, version in sorted(wanted.items()):
             commands.append("\"%s\" -s -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "

@@ -77,6 +77,10 @@ def test_from_clone_to_training_and_again(first):
     assert files_below(checkout) == first.before, 'wrote to the checkout'
     assert files_below(first.home) == [], 'wrote to the home directory'
     assert set(os.listdir(tmp_path)) == {'home', 'my checkout', 'prefix'}, 'wrote where the shell was, or pointed'
+    # eb and the training have compiled what they import, and nothing else
+    compiled = {path.parents[1].name for path in prefix.glob('easybuild/software/PyTorch/*/lib/python3*/site-packages/'
+                                                             '*/__pycache__/__init__.*.pyc')}
+    assert {'torch', 'sklearn'} <= compiled and 'pip' not in compiled
 
     # the three commands to do it again by hand, as printed: the last one is what has been run
     *commands, train = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1).splitlines()
