@@ -218,7 +218,8 @@ def test_another_container_module_is_loaded(small, tmp_path, lmod, runtime):
                       container_environment={'COLOUR': 'green'})
     assert (other.root / 'user-software/venv/mine/bin/python').is_symlink()
     assert (small.root / 'user-software/venv/mine/pyvenv.cfg').stat().st_mtime_ns == before
-    done = other('in-container', 'sh', '-c', 'echo x > /user-software/who; echo "$COLOUR-$ONLY-$PATH"; ls /from', env=env, check=False)
+    script = 'echo x > /user-software/who; echo "$COLOUR-$ONLY-$PATH"; ls /from'
+    done = other('in-container', 'sh', '-c', script, env=env, check=False)
     assert (other.root / 'user-software/who').exists() and not (small.root / 'user-software/who').exists()
     assert done.stdout.startswith('green--') and '/small/path' not in done.stdout and "'/from'" in done.stderr
 

@@ -35,7 +35,8 @@ class Site(smallimage.Site):
 
     def start(self, *args, **parameters):
         """Start `eb` in a process group of its own and wait until it copies."""
-        process = forkedeb.Started([self.easyconfig(**parameters), *args], self.env, self.prefix, self.directory / 'output')
+        process = forkedeb.Started([self.easyconfig(**parameters), *args], self.env, self.prefix,
+                                   self.directory / 'output')
         deadline = time.monotonic() + 600
         while not self.parts():
             assert process.poll() is None, process.end()

@@ -163,7 +163,8 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
     for path, (_, _, words) in zip(easyconfigs, cases):
         assert re.search(words, errors.pop(str(path))), errors
     assert list(errors) == [str(tmp_path / 'rocm' / gpu.name)]
-    assert re.search('Horovod 0.28.1 cannot be built for ROCm: .* Use torch.distributed with RCCL instead', *errors.values())
+    said_of_rocm, = errors.values()
+    assert re.search('Horovod 0.28.1 cannot be built for ROCm: .* Use torch.distributed with RCCL', said_of_rocm)
     assert 'Horovod 0.28.1 was tested with PyTorch 2.3.1 to 2.13.0, but this is 2.14.0: it may not compile' in warnings
 
 
@@ -187,7 +188,8 @@ def test_horovod_that_was_not_built_as_asked_for(gpu):
     before, check = library.read_bytes(), ('--ignore-checksums', '--sanity-check-only')
     run(['patchelf', '--remove-needed', 'libnccl.so.2', library])
     with other(gpu.root / 'bin/horovodrun',
-               ("mpi, nccl = environ.get('HOROVOD_WITH_MPI') == '1', environ.get('HOROVOD_GPU_OPERATIONS') == 'NCCL'", 'mpi = nccl = False'),
+               ("environ.get('HOROVOD_WITH_MPI') == '1'", 'False'),
+               ("environ.get('HOROVOD_GPU_OPERATIONS') == 'NCCL'", 'False'),
                ("TensorFlow=environ.get('HOROVOD_WITHOUT_TENSORFLOW') != '1'", 'TensorFlow=True')):
         done = gpu.eb(gpu.easyconfig, *check, check=False)
     library.write_bytes(before)

@@ -372,11 +372,13 @@ TWO, THREE = ({'WORLD_SIZE': number} for number in '23')
 ONE = {'WORLD_SIZE': '1', 'MPICH_GPU_SUPPORT_ENABLED': '1'}
 RIGHT = [
     (THREE, 'test_backend.py --backend gloo', 0, 'All values are right: backend gloo, 3 ranks, cpu'),
-    (THREE, 'all_reduce_test.py --backend gloo --max-bytes 262144 --repeat 5 --json {path}/result.json', 0, 'operation'),
+    (THREE, 'all_reduce_test.py --backend gloo --max-bytes 262144 --repeat 5 --json {path}/result.json', 0,
+     'operation'),
 ]
 # sizes that make no sense; a wheel without MPI; and without a launcher the local rank is not guessed
 REFUSED = [
-    ({}, 'all_reduce_test.py --min-bytes 4096 --max-bytes 1024', 2, 'error: --max-bytes 1024 is less than --min-bytes 4096'),
+    ({}, 'all_reduce_test.py --min-bytes 4096 --max-bytes 1024', 2,
+     'error: --max-bytes 1024 is less than --min-bytes 4096'),
     ({}, 'all_reduce_test.py --max-bytes 4096 --min-bytes 6', 2, 'error: --min-bytes 6'),
     ({}, 'all_reduce_test.py --max-bytes 4096 --min-bytes 0', 2, 'error: --min-bytes 0'),
     ({}, 'all_reduce_test.py --max-bytes 4096 --factor 1', 2, 'error: --factor 1'),
@@ -391,7 +393,8 @@ WRONG = [
     ({**TWO, 'WITHOUT_ALL_REDUCE': '1'}, 'all_reduce_test.py --backend gloo --max-bytes 1024', 1,
      'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
     (ONE, 'test_refusal.py --backend gloo --device cpu', 1, 'MPICH_GPU_SUPPORT_ENABLED=0'),
-    ({**ONE, 'MPICH_GPU_SUPPORT_ENABLED': '0'}, 'test_refusal.py --backend gloo --device cpu', 1, 'expected a GPU, found cpu'),
+    ({**ONE, 'MPICH_GPU_SUPPORT_ENABLED': '0'}, 'test_refusal.py --backend gloo --device cpu', 1,
+     'expected a GPU, found cpu'),
 ]
 
 
@@ -406,7 +409,8 @@ def ended(installed_pytorch, tmp_path_factory):
     done = run([installed_pytorch.python, '-c', FORKS, json.dumps(words)], env={
         **installed_pytorch.env, 'PYTHONPATH': EXAMPLES, 'MASTER_ADDR': '127.0.0.1',
         'MASTER_PORT': str(free_ports(len(cases))[0]), 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'})
-    out, err = (re.findall(r'(.*?)^\d+ ended with \[([^\n]*)\]$', text, flags=re.M | re.S) for text in (done.stdout, done.stderr))
+    regex = re.compile(r'(.*?)^\d+ ended with \[([^\n]*)\]$', re.M | re.S)
+    out, err = (regex.findall(text) for text in (done.stdout, done.stderr))
     assert len(out) == len(err) == len(cases), done.stderr
     return [(statuses.split(', '), stdout, stderr) for (stdout, statuses), (stderr, _) in zip(out, err)], path
 

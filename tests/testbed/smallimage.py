@@ -30,7 +30,7 @@ def _main(argv=None):
             script.write(text)
         shutil.copymode('/usr/bin/pip', script.name)
 '''
-"""In the image: the commands of the pip that the image has, as testbed.quickvenv does outside; to unpack one takes 5 s."""
+"""In the image: the commands of the pip that the image has, as testbed.quickvenv has them; to unpack one takes 5 s."""
 
 
 def fake_sif(path, size=100_000, holes=False):
@@ -173,7 +173,7 @@ def file_system(root, python=True):
     (environment / 'pyvenv.cfg').write_text('home = /usr/bin\ninclude-system-site-packages = false\n')
     package(environment / f'lib/{version}/site-packages', 'inside', '1.0')
     (library / 'ensurepip/__init__.py').write_text(ENSUREPIP)
-    # compiled, as in any image: Python takes three times as long to start otherwise. What is so already is left as it is
+    # compiled, as in any image: Python takes three times as long to start otherwise. What is so already is left
     run([real, '-m', 'compileall', '-q', '-s', root, '-p', '/', library, packages], timeout=600)
 
 
