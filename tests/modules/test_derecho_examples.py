@@ -352,7 +352,8 @@ def test_training_program_finds_what_it_imports():
 
 # several programs with their settings and arguments, each rank in a fork: PyTorch is imported once
 FORKS = """
-import json, os, runpy, sys, torch.distributed
+import gc, json, os, runpy, sys, torch.distributed, traceback
+gc.freeze()
 for number, (settings, program, *arguments) in enumerate(json.loads(sys.argv[1])):
     children = []
     for rank in range(int(settings.get('WORLD_SIZE', 1))):
@@ -362,8 +363,20 @@ for number, (settings, program, *arguments) in enumerate(json.loads(sys.argv[1])
             if 'WITHOUT_ALL_REDUCE' in settings:
                 torch.distributed.all_reduce = lambda *args, **kwargs: None
             sys.argv = [program, *arguments]
-            runpy.run_path(program, run_name='__main__')
-            sys.exit()
+            status = 0
+            try:
+                runpy.run_path(program, run_name='__main__')
+            except SystemExit as end:
+                status = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            if isinstance(status, str):
+                print(status, file=sys.stderr)
+                status = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)    # to take PyTorch apart takes longer than the program
     status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     for stream in sys.stdout, sys.stderr:
         print(f'{number} ended with {status}', file=stream, flush=True)
