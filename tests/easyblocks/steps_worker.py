@@ -8,12 +8,9 @@ Standard output: one line for each, {"error": text or null, "environ": {...}, "o
 import copy
 import json
 import os
-import re
-import shutil
 import sys
 import tempfile
 
-from easybuild.easyblocks.generic import pythonpackage
 from easybuild.framework.easyblock import get_easyblock_instance
 from easybuild.framework.easyconfig import easyconfig
 from easybuild.tools import hooks
@@ -21,22 +18,8 @@ from easybuild.tools.build_log import EasyBuildError, stop_logging
 from easybuild.tools.config import Singleton
 from easybuild.tools.filetools import change_dir
 from easybuild.tools.options import set_up_configuration
-from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from easybuild.tools.run import RunShellCmdError
 from easybuild.tools.toolchain import utilities
-
-
-said = {}
-"""What a Python said of itself, by command: EasyBuild asks half a dozen times in each job."""
-
-
-def ask_once(cmd, *args, **kwargs):
-    """run_shell_cmd(), which is not asked again for what a Python of this machine says of itself."""
-    if not re.match(r"(/\S+/bin/)?python3? -c 'import (distutils\.sysconfig|sys); print", cmd) or '/software/' in cmd:
-        return run_shell_cmd(cmd, *args, **kwargs)
-    key = (shutil.which(cmd.split()[0]), cmd)
-    if key not in said:
-        said[key] = run_shell_cmd(cmd, *args, **kwargs)
-    return said[key]
 
 
 def configure(job):
@@ -78,7 +61,6 @@ def configure(job):
 
 def main():
     """Answer every line."""
-    pythonpackage.run_shell_cmd = ask_once
     answers, sys.stdout = sys.stdout, sys.stderr
     environ, cwd = copy.deepcopy(dict(os.environ)), os.getcwd()
     for line in sys.stdin:
