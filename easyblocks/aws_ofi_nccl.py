@@ -202,11 +202,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
 
     def make_configure(self):
         """Make the configure script, which archives of a tag do not have."""
-        missing = [cmd for cmd in ['autoconf', 'automake', 'libtoolize'] if not which(cmd, on_error='ignore')]
-        if missing:
-            raise EasyBuildError("The sources of %s %s have no configure script, and %s to make one is missing: "
-                                 "add Autotools to the builddependencies, or install the packages autoconf, automake "
-                                 "and libtool", self.name, self.version, ', '.join(missing))
         # since 1.19 the version comes from git, possibly from an unrelated repository around the build directory
         if os.path.exists(os.path.join('m4', 'get_version.sh')) and not os.path.exists('.release_version'):
             write_file('.release_version', self.version + '\n')

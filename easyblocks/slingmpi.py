@@ -103,7 +103,6 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                 env.setvar(variable, ','.join(paths + wanted), verbose=False)
         self.python_cmd = own_python
         self.set_pylibdirs()
-        self.set_ulimit()
 
     def set_pylibdirs(self):
         """Ask each Python only once: the container mounts the build directory, which is gone in the module step."""

@@ -43,7 +43,6 @@ class EnvironmentPackage(PythonPackage):
         self.python_cmd = self.master.own_python
         if os.path.exists(self.python_cmd):
             self.set_pylibdirs()
-        self.set_ulimit()
 
     def configure_step(self):
         """Set the variables for compiling."""

@@ -137,7 +137,6 @@ class PythonEnvironment(EasyBlock):
         if self.use_own_python and os.path.exists(self.own_python):
             self.python_cmd = self.own_python
             self.set_pylibdirs()
-            self.set_ulimit()
         else:
             super().prepare_python()
 

@@ -52,8 +52,7 @@ PIP_PROBLEMS = [
      "directories with --sourcepath"),
     # pip 26.3 (pip/_internal/exceptions/network.py); pip 23 keeps the partial file and then reports the hash (seen)
     ('not enough bytes were received|incomplete-download|IncompleteRead|Connection broken',
-     "The download was interrupted. The partial file is not kept; 'eb --fetch' downloads it again, but not the files "
-     "that are complete"),
+     "The download was interrupted, and the partial file is not kept: 'eb --fetch' downloads it again"),
     ('DO NOT MATCH THE HASHES|Hash mismatch',
      "If the file was truncated or changed, do not install it; 'eb --fetch' downloads it again. If the lock file has "
      "no hash for this platform's wheel, compare the hash that was found with the publisher's, add it to the entry of "

@@ -20,12 +20,8 @@ _set_recorder() {
     # and each rank warns about the older one (c10d/Utils.hpp), so that is set only for a PyTorch that may need it.
     if [[ -z ${TORCH_FR_BUFFER_SIZE-}${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]]; then
         export TORCH_FR_BUFFER_SIZE=2000
-        own=${VIRTUAL_ENV-}
-        if [[ -z $own ]]; then
-            hash python 2> /dev/null  # no process, unlike $(type -P), but ten calls to a shared file system
-            own=${BASH_CMDS[python]-}
-            hash -r
-        fi
+        hash python 2> /dev/null    # no process, unlike $(type -P)
+        own=${BASH_CMDS[python]-}
         # an extended environment uses the PyTorch of the installation next to these scripts
         for torch in "${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info \
             ${RUNSCRIPTS:+"${RUNSCRIPTS%/runscripts}"/lib/python3*/site-packages/torch-[0-9]*.dist-info}; do

@@ -10,8 +10,6 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
 from slingtorch.job.findings import ranks_text
 from slingtorch.explain.tables import BROAD, REASONS, Rule
 
-Calls = List[Tuple[Tuple[str, int], List[int]]]     # ((operation, number), ranks that called it)
-
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
@@ -427,10 +425,6 @@ class Log:
             waiting.details.append("%s waited in %s, number %d" % (ranks_text(ranks), operation, seq))
         if len(calls) > 4:
             waiting.details.append("... and other ranks in %d more collectives" % (len(calls) - 4))
-        if not self.works and len({operation for operation, _ in by_call}) > 1:
-            # PyTorch before 2.2 does not say of which group a number is
-            self.differ(found, waiting, calls,
-                        "unless these are different process groups, which this log does not show")
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
         groups: Dict[str, Dict[int, Tuple[int, str, int]]] = {}
         for rank, (group, seq, enqueued) in self.works.items():
@@ -443,16 +437,17 @@ class Log:
         if len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
             waiting.details.append("%s wrote no such line: look there first" % ranks_text(missing))
 
-    def differ(self, found: List[Finding], waiting: Finding, calls: Calls, remark: str) -> None:
-        """Report that ranks called different collectives: [((operation, number), ranks)]."""
+    def differ(self, found: List[Finding], waiting: Finding, seq: int, called: Dict[str, List[int]],
+               group: str) -> None:
+        """Report that ranks of a process group called different collectives as this number: {operation: ranks}."""
         rule = next(rule for rule in self.rules if rule.role == 'difference')
         if not any(finding.rule.name == rule.name for finding in found):
             finding = Finding(rule)
             finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
             finding.at, finding.until, finding.soft = waiting.at, waiting.until, False
-            calls = sorted(calls, key=lambda call: len(call[1]))
+            calls = sorted(called.items(), key=lambda call: len(call[1]))
             finding.details = ["%s called %s as number %d" % (ranks_text(ranks), operation, seq)
-                               for (operation, seq), ranks in calls] + [remark]
+                               for operation, ranks in calls] + ["in group " + group]
             finding.ranks = set(calls[0][1])
             found.append(finding)
 
@@ -464,8 +459,7 @@ class Log:
             operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
         for seq, called in sorted(operations.items()):
             if len(called) > 1:
-                calls = [((operation, seq), ranks) for operation, ranks in called.items()]
-                self.differ(found, waiting, calls, "in group " + group)
+                self.differ(found, waiting, seq, called, group)
                 break
         begun = {rank: enqueued for rank, (_, _, enqueued) in members.items()}
         behind = sorted(rank for rank in begun if begun[rank] < max(begun.values()))

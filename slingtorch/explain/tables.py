@@ -89,15 +89,13 @@ class Rule:
         return min(matches, key=lambda match: match.start()) if matches else None
 
     def check(self) -> None:
-        """:raises ExplainError: if an expression is none, matches every line, or has no text to look for"""
+        """:raises ExplainError: if an expression is none"""
         for expression in self.expressions + self.forbidden:
             try:
-                empty = re.search(expression, '')
+                re.compile(expression)
             except re.error as err:
                 raise ExplainError("messages.txt, [%s]: %s is not a regular expression: %s" % (
                     self.name, expression, err))
-            if empty:
-                raise ExplainError("messages.txt, [%s]: %s matches every line" % (self.name, expression))
 
 
 def needed(expression: str) -> Literals:

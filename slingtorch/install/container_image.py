@@ -77,15 +77,12 @@ def check_digest(path: str, checksum: Any, digest: str) -> None:
 
 def explain_error(err: OSError, source: str, installdir: str) -> Any:
     """Turn an OSError about an image (path or address) into an EasyBuildError with a remedy."""
-    full = ("%%s. Free %s bytes (a rebuild needs space for both the old and the new image), install elsewhere with "
+    full = ("Free %s bytes (a rebuild needs space for both the old and the new image), install elsewhere with "
             "--prefix or --installpath-software, or save the space with image_transfer = 'symlink' in the "
             "easyconfig" % (os.path.getsize(source) if os.path.exists(source) else 'all of its'))
     access = ("User %s may not read the image, or not write to the installation directory. To replace an installation "
               "made with --read-only-installdir, use that option again, or 'chmod -R u+w %s'. If it belongs to "
               "somebody else, ask the owner" % (os.environ.get('USER') or os.getuid(), installdir))
-    remedies = {
-        errno.ENOSPC: full % "The disk is full", errno.EDQUOT: full % "The quota is used up",
-        errno.EACCES: access, errno.EPERM: access,
-    }
+    remedies = {errno.ENOSPC: full, errno.EDQUOT: full, errno.EACCES: access, errno.EPERM: access}
     return EasyBuildError("Transferring the image %s to %s failed: %s. %s. The installation is unchanged", source,
                           installdir, err.strerror, remedies.get(err.errno or 0, "Fix that and run this again"))

@@ -23,7 +23,7 @@ WORDS = {
     'not loading': ('mode() ~= "load"', 'expr {![module-info mode load]}'),
     'exists': ('lfs.attributes(%s, "mode")', 'file exists %s'),
     'does not exist': ('not lfs.attributes(%s, "mode")', 'expr {![file exists %s]}'),
-    'readable': ('(isFile(%s) and io.open(%s))', 'expr {[file isfile %s] && [file readable %s]}'),
+    'readable': ('io.open(%s)', 'file readable %s'),
     'empty': ('(isFile(%s) and lfs.attributes(%s, "size") == 0)', 'expr {[file isfile %s] && [file size %s] == 0}'),
     'free': ('(mode() == "load" and not (os.getenv("SINGULARITYENV_%s") or os.getenv("APPTAINERENV_%s")))',
              'expr {[module-info mode load] && ![info exists ::env(SINGULARITYENV_%s)]'

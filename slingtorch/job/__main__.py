@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Start one of the programs of this package, as the runscripts do: python -B lib/job COMMAND ARGUMENTS
 
-COMMAND is a module with a main(): bench, check, pairs, probe, vet.
+COMMAND is a module with a main(): bench, check, vet.
 """
 import importlib
 import os

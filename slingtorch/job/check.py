@@ -8,7 +8,7 @@ Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD
 Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong usage.
     SLINGTORCH_CHECK_SECONDS   how many seconds a rank waits for others, and for PyTorch (default: 120)
     SLINGTORCH_CHECK_JSON      like --json
-    SLINGTORCH_CHECK_IGNORE    findings that do not change the exit status: NAME or NAME:SUBJECT; 1: all
+    SLINGTORCH_CHECK_IGNORE    names of findings that do not change the exit status; 1: all
 """
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from . import gather, limits, look, meet, messages, network, node, records
+from . import gather, limits, look, meet, messages, network, node, probe, records
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text, some
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
@@ -40,8 +40,8 @@ SAME = {
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
     **{'ulimit -' + option: ('yellow', 'limit', "find where this limit is set") for option in limits.SHELL},
 }
-# seconds to wait for a rank of the node that has written nothing, and on a busy node, after PyTorch is imported
-SILENT, BUSY = 12, 4
+# seconds to wait for the other ranks of the node, and on a busy node, after PyTorch is imported
+SILENT, BUSY = 12, 8
 # from this number of seconds on, check reports how long an address takes to resolve to a name
 SLOW_NAME = 1
 # remedy for a step that did not end and perhaps did not fail
@@ -54,41 +54,41 @@ CLOCK_SECONDS = 1
 # the process with PyTorch
 
 class Probe(messages.Child):
-    """The process that runs probe.py; `order` is its first line."""
+    """The process that runs probe.py; `found` is what it has said so far."""
 
-    def __init__(self, environ: dict, order: dict) -> None:
-        self.begin = time.monotonic()
-        super().__init__(environ, 'probe')
-        self.tell(order)
-
-    @property
-    def found(self) -> dict:
-        """Its last message."""
-        return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
+    def __init__(self, machine: Machine, seconds: float, words: list) -> None:
+        self.begin, self.machine = time.monotonic(), machine
+        self.found = {'facts': {}, 'phase': 'import'}    # type: dict
+        super().__init__(probe.run, seconds, words)
 
     def wait(self, key: str, end: float) -> bool:
-        """Whether its message has a true `key` before the time `end`."""
-        return self.until(lambda: bool(self.found.get(key)), end)
+        """Whether it says something of this name before the time `end`."""
+        while key not in self.found:
+            said = self.hear(end)
+            if said is None:
+                return False
+            self.found.update(said)
+            if 'late' in said:      # before something else ends the job
+                gather.say('check', self.machine, said['late'] + ". This node keeps trying")
+        return True
 
-    def ask(self, key: str, seconds: float, **order: object) -> 'Any':
-        """Send it an order with a time limit; the `key` of its message afterwards. :raises PeerLost: it cannot do it"""
-        self.tell(dict(order, seconds=seconds))
-        if self.until(lambda: {key, 'lost'} & set(self.found), time.monotonic() + seconds + 3 * SLACK):
-            if key in self.found:
-                return self.found[key]
-            raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
-        raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
+    def ask(self, key: str, seconds: float, thing: object) -> 'Any':
+        """Send it a thing for the store, with a time limit; its answer. :raises PeerLost: the store is gone"""
+        self.tell((thing, seconds))
+        if self.wait(key, time.monotonic() + seconds + 3 * SLACK):
+            return self.found[key]
+        raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found.get(
+            'lost', "the process with PyTorch has ended" if self.ended() else "it did not answer in time"))
 
     def result(self, end: float) -> dict:
-        """Its message with all that it found until the time `end`; the key 'error' has what went wrong."""
+        """All that it found until the time `end`; the key 'error' has what went wrong."""
         if self.wait('over', end):
             return self.found
-        late, found = not self.ended, self.found
-        self.process.kill()
+        late, status, found = not self.ended(), self.end(), self.found
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if not late:
-            return dict(found, error="%s ended the process with status %s" % (what, self.status()))
-        if found['seconds'] and found['phase'] == 'import':
+            return dict(found, error="%s ended the process with status %s" % (what, status))
+        if 'imported' in found and found['phase'] == 'import':
             return found    # it was waiting for others
         return dict(found, error="%s did not end within %d s" % (what, time.monotonic() - self.begin), remedy=LATE,
                     level='yellow' if found['phase'] == 'import' else 'red')    # on a cold file system it takes minutes
@@ -120,8 +120,6 @@ def check_answers(rank: 'Rank') -> None:
     """Report ranks and nodes that did not answer."""
     report, environ, own = rank.report, rank.environ, rank.machine.node
     missing = (1 << rank.world) - 1 & ~report.ranks
-    for finding in report.having(name='ended'):
-        missing &= ~report.findings[finding]
     if not missing:
         return
     if report.having('red', 'port') or report.having('red', 'import') and not rank.nodes:
@@ -137,10 +135,6 @@ def check_answers(rank: 'Rank') -> None:
         text += ". %s sent nothing: see their own messages" % some(never)
     if silent:
         text += ". %s answered at first, then no longer" % some(silent)
-    total, again = (now - then for now, then in zip(network.segments(), rank.sent))
-    if again >= 3 and 10 * again > total:
-        text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
-                 "meanwhile, %d were sent again" % (total, own, again))
     report.add('red', 'no-answer', text, "check whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
                "whether all these ranks were started; start without these nodes (srun --exclude)" % (
                    environ['MASTER_ADDR'], network.address_of_host(environ['MASTER_ADDR'], 'no address here'),
@@ -200,11 +194,9 @@ def header(report: Report, seconds: float) -> str:
             if level != 'ignored' or report.having(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
-    steps = (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces'))
-    times = ['%s %.2g s' % (title, max(map(float, report.facts['seconds ' + name])))
-             for name, title in steps if 'seconds ' + name in report.facts]
-    if times:
-        lines.append('times:  %s (slowest rank, rounded up by at most a quarter)' % ', '.join(times))
+    if 'seconds import' in report.facts:
+        lines.append('times:  import torch %.2g s (slowest rank, rounded up by at most a quarter)' % max(
+            map(float, report.facts['seconds import'])))
     return '\n'.join(lines)
 
 
@@ -223,8 +215,8 @@ class Rank:
         self.machine, self.environ, self.torch, self.start = machine, machine.environ, torch, start
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
-        self.report, self.several = Report(self.rank), self.world > self.local_world
+        self.seconds, self.report = seconds_to_wait(self.environ), Report(self.rank)
+        self.several = self.world > self.local_world
         self.nodes, self.looked_up = {}, []  # type: dict, list
         # seconds for all that has limits of its own, such as the trial of the network
         self.limit = 3 * self.seconds + 60
@@ -239,15 +231,11 @@ class Rank:
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are the same for all ranks of the node
             from . import program
-            for function, arguments in ((look.look_at_caches, (self.machine, self.report)),
-                                        (limits.look_at_directories, (self.machine, self.report)),
-                                        (program.look_at_program, (self.report, self.words, details, self.environ)),
-                                        (limits.look_at_compiler, (self.report, self.environ, details)),
-                                        (limits.look_at_outputs, (self.report, details)),
-                                        (program.look_at_arguments, (self.report, self.words))):
-                # its thread may go on
-                report = Report(self.rank)
-                ended, error = limits.in_time(function, *[report if one is self.report else one for one in arguments])
+            details['words'] = self.words
+            for function in (look.look_at_caches, limits.look_at_directories, program.look_at_program,
+                             limits.look_at_compiler, limits.look_at_outputs, program.look_at_arguments):
+                report = Report(self.rank)      # its thread may go on
+                ended, error = limits.in_time(function, self.machine, report, details)
                 if error:
                     self.report.add('untested', 'script', "%s() ended early: %s" % (function.__name__, error))
                 if ended:
@@ -271,41 +259,43 @@ def other_rank(rank: Rank) -> str:
     """Not the first rank of its node: writes what it finds. Returns rank 0's verdict."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
     files.wait_for_first(rank.begin + rank.seconds)
-    files.write(name, {'pid': os.getpid()})
     details = rank.look()
     files.write(name, {'report': rank.report.dump(), 'details': details})
-    return str(files.wait_for_word(time.monotonic() + 2 * rank.limit))
+    word = files.wait_for_word(time.monotonic() + 2 * rank.limit)
+    with contextlib.suppress(OSError):      # the first rank has removed it
+        os.remove(files.path(name))
+    return str(word)
 
 
 def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     """The first rank of a node: sends the node's report to rank 0's node, and tells the node's ranks the verdict."""
-    local, word = gather.LocalRanks(rank.environ), gather.LOST
-    probe = rank.torch and rank.start(rank.environ, {
-        'seconds': rank.seconds, 'program': rank.words})    # type: Any
+    process = rank.torch and rank.start(rank.machine, rank.seconds, rank.words)     # type: Any
     try:
-        details = rank.look()
-        found = meet_nodes(rank, probe)
-        finish_node(rank, local, found, details)
-        word = finish_job(rank, probe, out, json_file) if not rank.rank else deliver(rank, probe, found)
+        local, word = gather.LocalRanks(rank.environ), gather.LOST
+        try:
+            details = rank.look()
+            found = meet_nodes(rank, process)
+            finish_node(rank, local, found, details)
+            word = finish_job(rank, process, out, json_file) if not rank.rank else deliver(rank, process, found)
+        finally:
+            local.tell(word)
     finally:
-        if probe:
-            probe.end()
-        local.tell(word)
+        if process:
+            process.end()
     return word
 
 
-def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
-    """The message of the process with PyTorch after it has met those of other nodes and tried the network; or {}."""
-    if not probe:
+def meet_nodes(rank: Rank, process: 'Optional[Probe]') -> dict:
+    """What the process with PyTorch says after it has met those of other nodes and tried the network; or {}."""
+    if not process:
         if rank.several:
             rank.report.add('red', 'import', "this Python has no PyTorch, but the nodes meet in PyTorch's store (%s)"
                             % sys.executable, "start all ranks from the environment that has PyTorch")
         return {}
-    threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
     end = rank.begin + rank.seconds
-    if probe.wait('took', end):
+    if process.wait('took', end):
         end = time.monotonic() + rank.limit
-    found = probe.result(end)
+    found = process.result(end)
     rank.nodes = found.get('nodes') or {}
     lost = found.get('lost', '')
     if lost and not rank.rank:
@@ -321,12 +311,6 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
     return found
 
 
-def tell_late(rank: Rank, probe: Probe) -> None:
-    """Print why this node does not reach PyTorch's store, before something else ends the job."""
-    if probe.wait('late', time.monotonic() + rank.seconds):
-        gather.say('check', rank.machine, probe.found['late'] + ". This node keeps trying")
-
-
 def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict) -> None:
     """Merge what all ranks of the node found, and what meet_nodes() found, into the first rank's report."""
     from . import program
@@ -336,29 +320,25 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict
         report.add('yellow', 'rendezvous', "on this node it takes %g s or more to look up the name of an address, and "
                    "PyTorch's store does this for each connection, one after the other" % SLOW_NAME,
                    "check the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
-    silent = max(rank.begin + SILENT, time.monotonic() + BUSY)
-    messages.until(lambda: local.look(silent), rank.begin + rank.seconds)
+    messages.until(local.look, min(rank.begin + rank.seconds, max(rank.begin + SILENT, time.monotonic() + BUSY)))
     ranks = [dict(details, rank=rank.rank)]
     for other, own in local.reports.values():
         report.merge(other)
         ranks.append(own)
-    for number, pid in local.ended.items():
-        report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
-                   "see its own messages", 1 << number)
     node.check_cores(report, ranks)
     node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
     limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
     program.check_imports(report, found.get('script') or {}, details)
 
 
-def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
+def deliver(rank: Rank, process: 'Optional[Probe]', found: dict) -> str:
     """Send this node's report to rank 0's node; returns rank 0's verdict. :raises PeerLost: rank 0 is not reached"""
     try:
-        if not probe or not found.get('met'):
+        if not process or not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "it has not imported PyTorch in time")
         # what is red here ends the job unless it is ignored, and may be a network over which no verdict comes
         seconds = rank.seconds if rank.report.having('red') else rank.limit
-        return str(probe.ask('word', seconds, report=rank.report.dump()))
+        return str(process.ask('word', seconds, rank.report.dump()))
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             # another job's number is also another MASTER_PORT
@@ -368,12 +348,12 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
                         "this node cannot reach rank 0's node: %s") % err)
 
 
-def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
+def finish_job(rank: Rank, process: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
     """Rank 0: reads the other nodes' reports, prints the result, and tells them the verdict, which it returns."""
     report = rank.report
-    collect(rank, probe)
+    collect(rank, process)
     check_job(rank)
-    report.ignore(ignored_of(rank.environ.get('SLINGTORCH_CHECK_IGNORE', '')))
+    report.ignore(ignored_of(rank.environ))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
     out.flush()
@@ -381,21 +361,21 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
         seconds = round(time.monotonic() - rank.begin, 3)
         records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
     word = '1' if report.having('red') else '0'
-    if rank.nodes and probe:
+    if rank.nodes and process:
         with contextlib.suppress(PeerLost):     # the other nodes report it themselves
-            probe.ask('heard', SLACK, word=word)
+            process.ask('heard', SLACK, word)
     return word
 
 
-def collect(rank: Rank, probe: 'Any') -> None:
+def collect(rank: Rank, process: 'Any') -> None:
     """Merge the nodes' reports."""
     report, there = rank.report, rank.nodes
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
     if there:
         seconds = min(rank.seconds, network.STEP * network.slowness(rank.seconds, len(there)) + 3 *
-                      probe.found['seconds'].get('import', 0)) + SLACK
+                      process.found.get('imported', 0)) + SLACK
         try:
-            texts = probe.ask('reports', seconds, reports=[int(number) for number, said in there.items() if said])
+            texts = process.ask('reports', seconds, [number for number, said in there.items() if said])
         except PeerLost as err:
             report.add('red', 'rendezvous', "the other nodes' reports did not arrive: %s" % err)
     free = (1 << rank.world) - 1 & ~report.ranks

@@ -6,7 +6,7 @@ import textwrap
 from collections import defaultdict, namedtuple
 
 from . import messages
-from .kinds import Any, Optional
+from .kinds import Any, Mapping, Optional
 from .messages import one_line
 
 # red: the job certainly cannot run, or runs on the wrong network: a library or the kernel shows it, or a trial did;
@@ -16,7 +16,7 @@ TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good'
 # characters at most in the text of a finding or fact
 LONGEST = 2000
 # names of findings
-NAMES = ('cache', 'clock', 'collective', 'cores', 'disk', 'ended', 'gpus', 'import', 'interface',
+NAMES = ('cache', 'clock', 'collective', 'cores', 'disk', 'gpus', 'import', 'interface',
          'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'rendezvous', 'script',
          'shm', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is a word that never changes, for searching; `remedy` tells the user what to do
@@ -47,21 +47,10 @@ def ranks_text(which: 'Any') -> str:
     return ('rank ' if count == 1 else 'ranks ') + text
 
 
-def ignored_of(text: str) -> list:
-    """
-    [(name, subject or '')] for the text of SLINGTORCH_CHECK_IGNORE, such as 'port, value:NCCL_ALGO'; 1 means all names.
-
-    :raises ValueError: a name is not that of a finding
-    """
-    pairs = []  # type: list
-    for word in re.split(r'[\s,]+', text):
-        found = re.match(r'(%s)(?::(.+))?\Z' % '|'.join(NAMES), word)
-        if not found and word not in ('', '0', '1'):
-            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': no finding has the name '%s'. Write 1 for all, or names; "
-                             "or write NAME:WORD without spaces, as in variable:NCCL_ALG; NAME is one of: %s" % (
-                                 text, word, ', '.join(NAMES)))
-        pairs += [(found.group(1), found.group(2) or '')] if found else [(name, '') for name in NAMES * (word == '1')]
-    return pairs
+def ignored_of(environ: 'Mapping[str, str]') -> set:
+    """The names in SLINGTORCH_CHECK_IGNORE, such as 'port, value'; 1 means all."""
+    words = set(re.findall(r'[^\s,]+', environ.get('SLINGTORCH_CHECK_IGNORE', ''))) - {'0'}
+    return set(NAMES) if '1' in words else words
 
 
 def some(names: list, most: int = 20) -> str:
@@ -109,11 +98,10 @@ class Report:
             for value, mask in values.items():
                 self.facts[name][value] |= mask
 
-    def ignore(self, wanted: list) -> None:
+    def ignore(self, names: set) -> None:
         """Change red findings that the user wants to ignore (ignored_of()) to 'ignored'."""
         for finding in self.having(level='red'):
-            if any(finding.name == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', finding.text))
-                   for name, subject in wanted):
+            if finding.name in names:
                 self.change(finding, 'ignored')
 
     def change(self, finding: 'Finding', level: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The ranks of a node exchange files in a private directory: each writes its report (atomically, by rename), and the first
-one reads them all. A writer locks its file as long as it lives (flock(2)), so that nobody waits for an ended rank.
+one reads them all. It locks a file as long as it lives (flock(2)), so that nobody waits for it when it has ended.
 """
 import contextlib
 import fcntl
@@ -14,14 +14,14 @@ import sys
 import time
 
 from . import limits, messages
-from .findings import Report, ignored_of
+from .findings import NAMES, Report, ignored_of
 from .kinds import Any, Callable, Machine, Optional  # noqa: F401, in comments
 from .machine import by_srun
 
 # the verdict if rank 0 gave none; else it is 0 or 1
 LOST = 'lost'
-# seconds that ranks have to read it: those that may hang, and those that have reported, on a node that is busy
-HANGS, READS = 2, 20
+# seconds that ranks have to read it, on a node that is busy
+READS = 20
 # the first rank's files: that it lives, and rank 0's verdict
 FIRST, WORD = 'first', 'word'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
@@ -43,18 +43,17 @@ def read_ranks(environ: dict) -> None:
                         "--check" % name)
         if name != 'MASTER_ADDR' and not environ[name].isdigit():
             raise Usage("%s='%s' is not a number" % (name, environ[name]))
-    try:
-        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
-    except ValueError as err:
-        raise Usage(err)
+    unknown = ignored_of(environ) - set(NAMES)
+    if unknown:
+        raise Usage("SLINGTORCH_CHECK_IGNORE: no finding has the name '%s'. Write 1 for all, or names: %s" % (
+            min(unknown), ', '.join(NAMES)))
     if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
         raise Usage("rank 0 has LOCAL_RANK=%s, but must have 0" % environ['LOCAL_RANK'])
 
 
 def verdict(word: str, environ: dict) -> int:
     """The exit status for rank 0's verdict."""
-    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
-    return 0 if word == '0' or word == LOST and lost_is_fine else 1
+    return 0 if word == '0' or word == LOST and 'no-answer' in ignored_of(environ) else 1
 
 
 def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
@@ -85,69 +84,64 @@ def places(environ: dict) -> list:
     The directories in which the ranks of this start meet on a node: in the job's private one, if the runscript has made
     it (runscripts/lib/caches.bash), and in /dev/shm, for example if the first one is full.
     """
-    srun = by_srun(environ)
-    start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID',
-                                                'SLURM_STEP_ID' if srun else 'MASTER_PORT')]
     # nodes that are emulated on one machine, or are containers on it, may share its /tmp
-    node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if srun else ''
+    step = ('SLURM_STEP_ID', 'SLURMD_NODENAME') if by_srun(environ) else ('MASTER_PORT',)
+    start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID', *step)]
     with contextlib.suppress(OSError):
-        node += '-%d' % os.stat('/proc/self/ns/net').st_ino
-    name = 'check-%s-%s' % (hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16], node)
+        start.append(str(os.stat('/proc/self/ns/net').st_ino))
+    name = 'check-' + hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16]
     own = environ.get('SLINGTORCH_JOB_DIR')
     return [os.path.join(own or '', name)] * bool(own) + ['/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
 
 
-def make_private(path: str) -> None:
-    """Make a directory. :raises OSError: it belongs to another user, or is writable by others"""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    state = os.lstat(path)
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-        raise PermissionError("only you may be able to write to %s: have its owner remove it" % path)
+def is_private(path: str) -> bool:
+    """Whether a path is a directory of this user to which nobody else can write: its content needs no more checks."""
+    with contextlib.suppress(OSError):
+        state = os.lstat(path)
+        return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
+    return False
 
 
 class Files:
     """
     What the ranks of a node write for each other, in the first of places() that works: LocalRanks chooses it, and the
-    others find it in wait_for_first(). The own files stay open for their locks.
+    others find it in wait_for_first().
     """
 
     def __init__(self, environ: dict) -> None:
-        self.places, self.place, self.kept = places(environ), '', []  # type: list, str, list
+        self.places, self.place = places(environ), ''   # type: list, str
+
+    def path(self, name: str) -> str:
+        """The path of a file."""
+        return os.path.join(self.place, name)
 
     def write(self, name: str, thing: 'Any') -> None:
         """Write a file whole. :raises OSError: it cannot be written"""
-        data, part = messages.dump(thing), os.path.join(self.place, '%s.part' % name)
-        self.kept.append(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
-        if os.write(self.kept[-1], data) < len(data):
-            raise OSError("cannot write to %s: free space there" % self.place)
-        with contextlib.suppress(OSError):      # without locks on this file system
-            fcntl.flock(self.kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.replace(part, os.path.join(self.place, name))
+        with open(self.path(name + '.part'), 'wb') as stream:
+            stream.write(messages.dump(thing))
+        os.replace(self.path(name + '.part'), self.path(name))
 
-    def read(self, name: str) -> tuple:
-        """(content of a file or None, whether its writer is alive); (None, None) if there is no such file."""
+    def read(self, name: str) -> 'Any':
+        """The content of a file; None if there is none, or it is not a message."""
+        with contextlib.suppress(OSError, ValueError), open(self.path(name), 'rb') as stream:
+            return messages.load(stream.read(messages.MOST + 1))
+        return None
+
+    def first_lives(self) -> bool:
+        """Whether a first rank lives: its file is locked."""
         try:
-            descriptor = os.open(os.path.join(self.place, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return None, None
-        with open(descriptor, 'rb', 0) as stream:
-            state = os.fstat(descriptor)
-            if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
-                return None, None
-            data, lives = stream.read(messages.MOST + 1), True
-            with contextlib.suppress(OSError):      # its writer has the lock, or the file system has no locks
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                lives = False
-        try:
-            return messages.load(data), lives
-        except ValueError:
-            return None, lives
+            with open(self.path(FIRST)) as stream:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError:     # also on a file system without locks
+            return True
 
     def find_first(self) -> bool:
         """Find the directory of a first rank that lives."""
-        for self.place in self.places:
-            if self.read(FIRST)[1]:
+        for self.place in filter(is_private, self.places):
+            if self.first_lives():
                 return True
         return False
 
@@ -160,18 +154,11 @@ class Files:
 
     def wait_for_word(self, end: float) -> 'Any':
         """Wait for rank 0's verdict. :raises PeerLost: there is none by the time `end`, or the first rank has ended"""
-        messages.until(lambda: not self.read(FIRST)[1] or self.read(WORD)[1], end)
-        word = self.read(WORD)[0]
+        messages.until(lambda: self.read(WORD) or not self.first_lives(), end)
+        word = self.read(WORD)
         if word is None:
             raise PeerLost("the first rank of this node has ended, or does not answer: see its own messages")
         return word
-
-    def others(self) -> dict:
-        """What the other ranks of the node have written: {rank: read()}."""
-        with contextlib.suppress(OSError):
-            names = filter(re.compile(r'rank-[0-9]{1,9}\Z').match, os.listdir(self.place))
-            return {int(name[5:]): self.read(name) for name in names}
-        return {}
 
 
 class LocalRanks(Files):
@@ -179,55 +166,58 @@ class LocalRanks(Files):
     On the first rank of a node: makes the directory, and reads what the others write.
 
     :ivar reports: {rank: (Report, details for node.py)}
-    :ivar ended: {rank: process id} of ranks that ended before they reported
     :raises PeerLost: another process is already the first rank
     :raises OSError: none of the places is writable
     """
 
     def __init__(self, environ: dict) -> None:
         super().__init__(environ)
-        self.count, world = int(environ['LOCAL_WORLD_SIZE']), int(environ['WORLD_SIZE'])
-        self.may_come = set(range(world)) - {int(environ['RANK'])}
-        self.reports, self.ended, self.came = {}, {}, set()  # type: dict, dict, set
+        self.count, self.reports = int(environ['LOCAL_WORLD_SIZE']), {}     # type: int, dict
+        self.may_come = set(range(int(environ['WORLD_SIZE']))) - {int(environ['RANK'])}
         if self.find_first():
             raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
                            "job script")
         for self.place in self.places:
             try:
-                shutil.rmtree(self.place, ignore_errors=True)   # left behind by an earlier start that was killed
-                make_private(self.place)
-                full = limits.write_trial(self.place, self.count << 13)     # more than the ranks usually write
-                if full:
-                    raise OSError(full)
-                self.write(FIRST, {'pid': os.getpid()})
+                self.make()
                 return
             except OSError as err:
                 wrong = err
-                shutil.rmtree(self.place, ignore_errors=True)
+                self.remove()
         raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
-    def look(self, silent: float) -> bool:
-        """
-        Read the files written so far; whether all other ranks of the node have reported or ended.
+    def make(self) -> None:
+        """Make the directory. :raises OSError: it cannot be written"""
+        self.remove()   # left behind by an earlier start that was killed
+        os.mkdir(self.place, 0o700)
+        full = limits.write_trial(self.place, self.count << 13)     # more than the ranks usually write
+        if full:
+            raise OSError(full)
+        self.lock = open(self.path(FIRST + '.part'), 'w')
+        with contextlib.suppress(OSError):      # without locks on this file system
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.replace(self.lock.name, self.path(FIRST))
 
-        :param silent: the time from which not to wait for ranks that have not written anything
-        """
-        for rank, (thing, lives) in self.others().items():
-            if rank in self.reports or lives is None or rank not in self.may_come:
-                continue
-            self.came.add(rank)
+    def remove(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def others(self) -> list:
+        """The other ranks whose files are there."""
+        names = os.listdir(self.place) if os.path.isdir(self.place) else []
+        return [int(name[5:]) for name in names if re.match(r'rank-[0-9]{1,9}\Z', name)]
+
+    def look(self) -> bool:
+        """Read the files written so far; whether all other ranks of the node have reported."""
+        for rank in self.may_come.intersection(self.others()) - set(self.reports):
+            thing = self.read('rank-%d' % rank)
             if messages.has_form(thing, {'report': dict, 'details': dict}):
                 with contextlib.suppress(ValueError):
                     self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
-            elif not lives and messages.has_form(thing, {'pid': int}):
-                self.ended[rank] = thing['pid']
-        wanted = len(self.came) if time.monotonic() > silent else self.count - 1
-        return len(set(self.reports) | set(self.ended)) >= wanted
+        return len(self.reports) >= self.count - 1
 
     def tell(self, word: str) -> None:
-        """Pass on rank 0's verdict; remove the directory once all ranks have read it and ended."""
+        """Pass on rank 0's verdict; remove the directory once all ranks have read it, and so removed their files."""
         self.write(WORD, word)
-        begin = time.monotonic()
-        messages.until(lambda: not any(lives and (rank in self.reports or time.monotonic() < begin + HANGS)
-                                       for rank, (_, lives) in self.others().items()), begin + READS)
-        shutil.rmtree(self.place, ignore_errors=True)
+        messages.until(lambda: not set(self.reports).intersection(self.others()), time.monotonic() + READS)
+        self.remove()

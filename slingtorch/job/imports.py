@@ -5,14 +5,9 @@ the script: its directory first. Before, it starts one worker of a DataLoader. A
 the trial ends where the program's own code is about to write, to connect or to start a process.
 """
 import ast
-import contextlib
-import ctypes
 import functools
-import json
 import os
 import re
-import select
-import signal
 import sys
 import tempfile
 import time
@@ -22,8 +17,6 @@ from .kinds import Any, Callable, Iterator
 
 # seconds for everything; what takes longer remains untested
 LIMIT = 30
-# exit status of the fork if no import ends it
-OVER = 117
 HERE = os.path.dirname(os.path.abspath(__file__)) + '/'
 # Python's audit events for what others than the process notice (docs.python.org/3/library/audit_events.html)
 EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir|posix_spawn|remove|rename|rmdir|'
@@ -41,59 +34,29 @@ CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot impo
                      '|(Syntax|Indentation)Error|SystemExit')
 
 
-class Trial:
-    """Runs in a fork from its creation on. SIGCHLD must not be ignored."""
+class Trial(messages.Child):
+    """Runs from its creation on."""
 
     def __init__(self, words: list) -> None:
-        self.answers, answer = os.pipe()
-        self.text, self.end = b'', time.monotonic() + LIMIT
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                os.setsid()     # so that the processes that it starts can be ended, too
-                # PR_SET_PDEATHSIG (linux/prctl.h): it ends with this process
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-                run(words, answer)
-            finally:
-                os._exit(OVER)
-        os.close(answer)
-
-    def listen(self) -> None:
-        """Read what it has written; not to the end of the file, since what an import started may keep the pipe."""
-        more = b'.'
-        while more and select.select([self.answers], [], [], 0)[0]:
-            more = os.read(self.answers, 1 << 16)
-            self.text += more
-
-    def ended(self) -> bool:
-        """Whether it has ended. Until then a pipe that is full would stop it."""
-        self.listen()
-        return bool(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        super().__init__(run, words)
+        self.last_moment = time.monotonic() + LIMIT     # an alarm in the fork would be the program's, too
 
     def result(self) -> dict:
         """
         'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'late', 'untested' (texts)
         """
-        # an alarm in the fork would be the program's, too
-        late = not messages.until(self.ended, self.end)
-        for kill in os.kill, os.killpg:
-            with contextlib.suppress(OSError):
-                kill(self.pid, signal.SIGKILL)
-        status, last = os.waitpid(self.pid, 0)[1], {}   # type: int, dict
-        self.listen()
-        os.close(self.answers)
-        for line in self.text.splitlines():
-            with contextlib.suppress(ValueError):   # the program may write there, too
-                last.update(json.loads(line))
-        if last.get('doing') and late:
-            last['late'] = '%s did not end within %d s' % (last['doing'], LIMIT)
-        elif last.get('doing') and status != OVER << 8:
-            by = os.WTERMSIG(status)
-            how = 'signal %d' % by if by else 'status %d' % os.WEXITSTATUS(status)
-            # signal 9: the kernel lacked memory, perhaps due to this extra process
-            sure = last['sure'] and by != signal.SIGKILL
-            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), sure]
-        return last
+        found, said = {}, {}    # type: dict, Any
+        while said is not None:
+            found.update(said)
+            said = self.hear(self.last_moment)
+        late, status = not self.ended(), self.end()
+        if found.get('doing') and late:
+            found['late'] = '%s did not end within %d s' % (found['doing'], LIMIT)
+        elif found.get('doing') and not status.startswith(str(messages.OVER)):
+            # status -9: the kernel lacked memory, perhaps due to this extra process
+            sure = found['sure'] and not status.startswith('-9')
+            found['wrong'] = ['%s ended the process with status %s' % (found['doing'], status), sure]
+        return found
 
 
 def has_effect(event: str, words: tuple) -> bool:
@@ -178,12 +141,11 @@ def try_worker() -> str:
         return '' if 'timed out' in str(err) else first(err)    # this node is busy
 
 
-def run(words: list, descriptor: int) -> None:
-    """Start the worker, import, and write the results as JSON lines: of equal names, the last one counts."""
+def run(pipe: 'Any', words: list) -> None:
+    """Start the worker, import, and send the results: of equal names, the last one counts."""
     def say(**more: 'Any') -> None:
-        os.write(descriptor, json.dumps(more).encode() + b'\n')
+        pipe.send(more)
 
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)    # nothing reads stdin
     kind, name, given = program.program_of(words)
     if __package__ == 'job':    # a program may have modules of this name
         for module in [one for one in sys.modules if one.split('.')[0] == 'job']:
@@ -206,7 +168,7 @@ def run(words: list, descriptor: int) -> None:
     def watch(event: str, more: tuple) -> None:
         if has_effect(event, more):
             say(untested='%s (%s)' % (doing, ' '.join([event, *map(str, more[:1])])[:200]), doing='')
-            os._exit(OVER)
+            os._exit(messages.OVER)
 
     for place, function in UNHEARD:
         if hasattr(sys.modules.get(place), function):

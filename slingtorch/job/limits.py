@@ -4,18 +4,15 @@ What may differ from rank to rank and from node to node: limits of the shell and
 the process with PyTorch used; directories, tested by writing to them; and a compiler.
 """
 import contextlib
-import ctypes
 import errno
 import os
 import re
 import resource
 import stat
-import subprocess
-import sysconfig
 import tempfile
 import threading
 
-from .kinds import Any, Callable, Machine, Mapping, Report
+from .kinds import Any, Callable, Machine, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'of address space'),
@@ -181,7 +178,7 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
     return ''
 
 
-def look_at_directories(machine: 'Machine', report: 'Report') -> None:
+def look_at_directories(machine: 'Machine', report: 'Report', _: dict) -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
         length = len(tempfile.gettempdir())
@@ -192,10 +189,10 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
-    for variable, what in DIRECTORIES.items():
+    for variable in DIRECTORIES:
         path = machine.environ.get(variable)
         if path:
-            report.fact('%s=%s: %s' % (variable, path, what), write_trial(nearest(path)) or WRITTEN)
+            report.fact('writes %s=%s' % (variable, path), write_trial(nearest(path)) or WRITTEN)
     try:
         here = os.getcwd()
     except OSError:
@@ -216,7 +213,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
                    % megabytes(free_in(shm)), remedy)
 
 
-def look_at_outputs(report: 'Report', details: dict) -> None:
+def look_at_outputs(_: 'Machine', report: 'Report', details: dict) -> None:
     """Whether the program can write to its outputs (program.outputs()): try an unnamed file there or beside them."""
     for path, (says, made) in details.get('written', {}).items():
         target = path if made else os.path.realpath(path)
@@ -236,8 +233,13 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
                        "name another directory, create this one, or free space")
 
 
-def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
+def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Compile and load a file as torch.compile and C++ extensions do, where they do."""
+    import ctypes       # only here: most ranks need none of them
+    import subprocess
+    import sysconfig
+
+    environ = machine.environ
     disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
     if disabled or not details.get('compiles'):
         return
@@ -266,15 +268,13 @@ def compare_directories(report: 'Report') -> None:
     broken. If not, this may be intended: at some centres, compute nodes have no home directory.
     """
     for fact, values in sorted(report.facts.items()):
-        found = re.match(r'((%s)=.*): ([^:]*)$' % '|'.join(DIRECTORIES), fact)
-        if not found:
-            continue
-        where, variable, what = found.groups()
+        kind, _, where = fact.partition(' ')
+        variable = where.partition('=')[0]
         # without TMPDIR, Python's own temporary files go elsewhere
         others = ", but is on other nodes" if WRITTEN in values and variable != 'TMPDIR' else ''
-        for wrong, mask in values.items():
+        for wrong, mask in values.items() if kind == 'writes' and variable in DIRECTORIES else ():
             if wrong != WRITTEN:
                 report.add('red' if others or wrong == A_FILE else 'yellow', 'disk',
-                           "%s is not writable (%s)%s: it is for %s" % (where, wrong, others, what),
+                           "%s is not writable (%s)%s: it is for %s" % (where, wrong, others, DIRECTORIES[variable]),
                            "%sname another directory in %s" % (
                                "start without these nodes (srun --exclude), or " * bool(others), variable), mask)

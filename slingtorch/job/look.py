@@ -69,7 +69,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
 
 
-def look_at_caches(machine: 'Machine', report: 'Report') -> None:
+def look_at_caches(machine: 'Machine', report: 'Report', _: dict) -> None:
     """Whether the caches belong to this user, nobody else can write to them, and they are on a disk of the node."""
     checked = [variable for variable in sorted(CACHES) if machine.environ.get(variable)]
     for variable in checked:
@@ -228,7 +228,7 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
         report.fact('plugin', path)
     for name, value in machine.environ.items():
         # also PyTorch's own variables, those for its threads, and those by which a rank may load other files
-        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
+        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|'
                     r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$|LD_(LIBRARY_PATH|PRELOAD)$', name, re.I) and \
                 name not in PER_RANK:
             report.fact('env ' + name, value)

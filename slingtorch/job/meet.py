@@ -41,7 +41,7 @@ class Store:
 
     def __init__(self, environ: 'Any', seconds: float, first: bool = True) -> None:
         import torch.distributed as dist
-        self.environ, self.dist, self.seconds = environ, dist, seconds
+        self.environ, self.seconds, self.number = environ, seconds, 0
         master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
         whole = self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None, master,
                           datetime.timedelta(seconds=seconds), False)
@@ -82,6 +82,19 @@ class Store:
         seconds = max(0.05, end - time.monotonic())
         self.call(self.store.wait, [key], datetime.timedelta(seconds=seconds))
         return messages.load(self.raw([key])[0])
+
+    def join(self, said: dict, end: float) -> 'Any':
+        """As a node but rank 0's: say this at first; returns the answer 'go'."""
+        self.number = self.count('nodes', 1)
+        self.put('come-%d' % self.number, said)
+        return self.get('go', end)
+
+    def report(self, thing: 'Any', end: float) -> str:
+        """Store this node's report; returns rank 0's verdict."""
+        self.put('report-%d' % self.number, thing)
+        word = self.get('word', end)
+        self.count('heard', 1)
+        return str(word)[:10]
 
     # --- rank 0's node
 
@@ -128,7 +141,7 @@ class Store:
             return False
 
     def reports(self, numbers: list, end: float) -> dict:
-        """Wait for reports until the time `end`: {number of a node as text: its report}."""
+        """Wait for reports until the time `end`: {number of a node: its report}."""
         found = {}  # type: dict
 
         def complete() -> bool:
@@ -136,7 +149,7 @@ class Store:
             return len(found) == len(numbers)
 
         messages.until(complete, end)
-        return {str(number): said for number, said in found.items()}
+        return found
 
     def word(self, word: str, nodes: int) -> None:
         """Tell all nodes the verdict, and wait until this many have read it."""

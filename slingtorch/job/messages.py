@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Messages from other processes are untrusted: JSON of a bounded size with plain numbers, or a ValueError. Also child
-processes, programs of this package, that send such messages.
+Messages from other ranks are untrusted: JSON of a bounded size with plain numbers, or a ValueError. Also child
+processes, which are trusted.
 """
 import contextlib
 import json
 import math
 import os
 import re
-import subprocess
-import sys
+import signal
 import tempfile
-import threading
 import time
+import traceback
+import warnings
 
 from .kinds import Any, Callable
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-
+# exit status of a child whose function has returned
+OVER = 117
 # seconds between two looks at what others write
 LOOK = 0.02
 # bytes of a message at most: a node sends 2.4 kB, or 60 kB if its ranks all differ in some variables
@@ -83,69 +83,75 @@ def scratch_file() -> 'Any':
         return None     # limits.py reports it
 
 
-def as_child() -> int:
-    """In a Child: the descriptor for its messages. The output of libraries is dropped."""
-    descriptor = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return descriptor
-
-
 class Child:
     """
-    A program of this package as a child process, so that a crash or a hang in a library becomes a finding.
+    A function in a fork of this process, so that a crash or a hang in a library becomes a finding.
 
-    :ivar said: its messages so far, one dictionary for each line
-    :ivar ended: whether there will be no more messages
+    :param function: gets the other end of `pipe`, then the arguments; its output is dropped. To be forked from the main
+        thread, before there are others; SIGCHLD must not be ignored
     """
 
-    def __init__(self, environ: dict, *words: object) -> None:
+    def __init__(self, function: 'Callable', *arguments: 'Any') -> None:
+        import ctypes       # only here: most ranks have no child
+        from multiprocessing import Pipe
+
         # a file: nobody reads until the end, and its output may exceed a pipe's capacity
         self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, *map(str, words)], env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
-        self.said, self.heard, self.ended = [], 0, False    # type: list, int, bool
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
+        self.pipe, pipe = Pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')     # of other threads, since Python 3.12: those of libraries do no harm
+            self.pid, self.status = os.fork(), ''
+        if not self.pid:
+            status = 1
+            try:
+                self.pipe.close()
+                os.setsid()     # so that the processes that it starts can be ended, too
+                # PR_SET_PDEATHSIG (linux/prctl.h): it ends with this process
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for number, stream in enumerate((nothing, nothing, self.errors.fileno())):
+                    os.dup2(stream, number)
+                function(pipe, *arguments)
+                status = OVER
+            except BaseException:   # the last line of stderr becomes a finding
+                os.write(2, traceback.format_exc().encode(errors='replace'))
+            finally:
+                os._exit(status)    # exit handlers may hang
+        pipe.close()
 
-    def read(self) -> None:
-        """Read its messages until it ends."""
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):   # a library may have printed the line
-                self.said.append(json.loads(line.decode()))
-        self.ended = True
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.status or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
-    def until(self, there: 'Callable[[], Any]', end: float) -> bool:
-        """Wait until the condition holds, the child ends, or the time is `end`; whether the condition holds."""
-        until(lambda: there() or self.ended, end)
-        return bool(there())
-
-    def hear(self, end: float) -> dict:
-        """Its next message, if it comes before the time `end`; else {'error': why}."""
-        if self.until(lambda: len(self.said) > self.heard, end):
-            self.heard += 1
-            return dict(self.said[self.heard - 1])
-        return {'error': "it ended with status %s" % self.status() if self.ended else "no answer in time"}
+    def hear(self, end: float) -> 'Any':
+        """Its next message; None if it ends before, or the time is `end`."""
+        # not only the end of the file tells, since processes that it has started may keep the pipe
+        with contextlib.suppress(Exception):    # the end of the file, or what a program wrote there
+            while not self.pipe.poll(LOOK):
+                if time.monotonic() > end or self.ended() and not self.pipe.poll():
+                    return None
+            return self.pipe.recv()
+        until(self.ended, end)
+        return None
 
     def tell(self, thing: object) -> None:
-        """Send a line to the child."""
+        """Send it a message."""
         with contextlib.suppress(OSError):      # it has ended, which is reported elsewhere
-            self.process.stdin.write(dump(thing) + b'\n')
-            self.process.stdin.flush()
+            self.pipe.send(thing)
 
-    def status(self) -> str:
-        """Wait for its end; returns its exit status and the last line of its stderr."""
-        status = self.process.wait()
-        self.errors.seek(0)
-        last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-        return '%s%s' % (status, ''.join(': ' + text[:600] for text in last))
-
-    def end(self) -> None:
-        """Kill the child, which also closes its connections."""
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):    # a driver may hold it
-            self.process.wait(5)
-        self.reader.join(1)
-        # a process that it has started may keep its stdout open, so that the thread still reads
-        for stream in [self.process.stdin, self.errors] + [self.process.stdout] * (not self.reader.is_alive()):
+    def end(self) -> str:
+        """Kill it, which also closes its connections; returns its exit status and the last line of its stderr."""
+        if self.status:
+            return self.status
+        for kill in os.kill, os.killpg:
             with contextlib.suppress(OSError):
-                stream.close()
+                kill(self.pid, signal.SIGKILL)
+        if not until(self.ended, time.monotonic() + 5):     # a driver may hold it
+            return 'unknown'
+        status = os.waitpid(self.pid, 0)[1]
+        self.errors.seek(0)
+        last = [line.decode(errors='replace').strip()[:600] for line in self.errors if line.strip()][-1:]
+        for stream in self.pipe, self.errors:
+            stream.close()
+        self.status = ': '.join([str(-os.WTERMSIG(status) or os.WEXITSTATUS(status))] + last)
+        return self.status

@@ -14,7 +14,6 @@ import threading
 import time
 
 from .kinds import Any, Callable, Mapping
-from .machine import Machine
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
@@ -161,13 +160,6 @@ def totals(sockets: list) -> dict:
             'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0)}
 
 
-def segments() -> tuple:
-    """(TCP segments that this node has sent, those that it has resent) since it booted: proc(5)."""
-    lines = [line.split()[1:] for line in Machine().read('proc/net/snmp').splitlines() if line.startswith('Tcp:')]
-    told = dict(zip(*lines))
-    return int(told.get('OutSegs', 0)), int(told.get('RetransSegs', 0))
-
-
 def slowness(seconds: float, nodes: int) -> float:
     """By what to multiply the limits: with more nodes, each connects to more others; `seconds`: what the user gives."""
     return max(1, seconds / 120) + nodes / 100
@@ -192,14 +184,15 @@ class Watch:
         return ''
 
 
-def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
-         times: dict) -> None:
+def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch) -> float:
     """
-    All_reduces of rising size, each twice, since the first may have to set up connections; fills in `times`.
+    All_reduces of rising size, each twice, since the first may have to set up connections; returns the seconds of the
+    last one.
 
     :param reduce: does an all_reduce of a tensor, and waits for it
     :param zeros: makes a tensor with this number of zeros
     """
+    took = 0.0
     for size, name in ROW:
         watch.enter('the all_reduce of %s' % name)
         for _ in range(2):
@@ -207,11 +200,12 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             tensor += 1
             begin = time.monotonic()
             reduce(tensor)
-            times[str(size)] = time.monotonic() - begin
+            took = time.monotonic() - begin
             least, most = float(tensor.min().item()), float(tensor.max().item())
             if not least == most == ranks:      # also if one is nan
                 raise RuntimeError("wrong values came: an all_reduce of ones over %d ranks gave values from %g to %g"
                                    % (ranks, least, most))
+    return took
 
 
 def address_of_gloo(environ: 'Mapping[str, str]') -> str:

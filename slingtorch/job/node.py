@@ -96,16 +96,16 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
 
 
 def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
-    """Report what the message of the process with PyTorch tells, {} without one; returns the libraries that it maps."""
-    plugin, mapped, seconds = report.value('plugin'), probe.get('maps', []), probe.get('seconds', {})
-    for name in sorted({'import', 'rendezvous', 'collective'} & set(seconds)):
+    """Report what the process with PyTorch says, {} without one; returns the libraries that it maps."""
+    plugin, mapped = report.value('plugin'), probe.get('maps', [])
+    if 'imported' in probe:
         # in steps of a quarter, so that ranks with about the same time are counted together
-        report.fact('seconds ' + name, '%.2g' % round_up(seconds[name]))
+        report.fact('seconds import', '%.2g' % round_up(probe['imported']))
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
         report_error(report, probe)
-    elif 'collective' in seconds:
+    elif 'told' in probe:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
@@ -144,14 +144,14 @@ def report_error(report: 'Report', probe: dict) -> None:
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     """Report a slow or far network, and lost packets, from the largest all_reduce."""
-    size, told = network.ROW[-1][0], probe['told']
-    speed = size / probe['row'][str(size)] / 1e9    # each node sends and receives it once
+    told = probe['told']
+    speed = network.ROW[-1][0] / told['seconds'] / 1e9     # each node sends and receives it once
     card, rate = max(machine.line_rates().items(), key=lambda item: item[1], default=('', 0))
     for wrong, text, remedy in (
             (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "
              "the line rate of %s is %g GB/s" % (round_up(speed), card, rate),
              "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes"),
-            (told.get('trip', 0) > network.FAR, "the shortest round trip to other nodes takes more than %g ms"
+            (told['trip'] > network.FAR, "the shortest round trip to other nodes takes more than %g ms"
              % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"
              % report.value('address of gloo', '?')),
             (told['resent'] >= network.RESENT and told['resent'] > network.LOSS * told['sent'], "packets get lost "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 One node's part of vet.py, in a process of its own, since libraries may crash or hang: measures with other nodes over
-NCCL or RCCL on all GPUs that PyTorch sees, else over gloo. Program: python job pairs
+NCCL or RCCL on all GPUs that PyTorch sees, else over gloo.
 
 It meets rank 0's vet.py as meet.py describes; 'go' is {'ring': numbers of the nodes that take part, 'rounds'}. Each
 pair has a process group of its own for each GPU, so that a failing pair does not affect others. Besides the groups'
@@ -106,13 +106,8 @@ class Exchange:
                 getattr(group, 'abort', lambda: None)()     # since 2.6; ends kernels that would wait on the GPU
 
 
-def say(descriptor: int, result: dict) -> None:
-    """Print one JSON line."""
-    os.write(descriptor, messages.dump(result) + b'\n')
-
-
-def play(descriptor: int) -> None:
-    """Join, measure in every round, and say rank 0's verdict."""
+def play(pipe: 'Any') -> None:
+    """In a messages.Child: join, measure in every round, and say rank 0's verdict."""
     environ, log, begin, machine = os.environ, messages.scratch_file(), time.monotonic(), Machine()
     nccl.log_into(environ, log)
     ends, gpus, error, paired = [], 0, '', False    # type: list, int, str, bool
@@ -127,14 +122,11 @@ def play(descriptor: int) -> None:
         store = meet.Store(environ, seconds, False)
     except meet.NotMet as err:
         raise meet.NotMet(error or meet.why_not(environ, str(err)))
-    own = store.count('nodes', 1)
-    # in meet.py, other nodes have ranks from 1; here also that of rank 0
-    store.put('come-%d' % own, {'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1,
-                                'error': error, 'gpus': gpus, 'rates': machine.line_rates()})
-    # others may take long to import PyTorch, and one may never come
-    said = store.get('go', time.monotonic() + 2 * seconds)
-    ring, longest = said['ring'], said['rounds'] * (LIMIT + LATER)
-    say(descriptor, {'longest': longest})   # whoever is silent for longer hangs
+    # in meet.py, other nodes have ranks from 1; here also that of rank 0. Others may take long to import PyTorch
+    said = store.join({'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1, 'error': error,
+                       'gpus': gpus, 'rates': machine.line_rates()}, time.monotonic() + 2 * seconds)
+    ring, own, longest = said['ring'], store.number, said['rounds'] * (LIMIT + LATER)
+    pipe.send(longest)      # whoever is silent for longer hangs
     for turn in range(said['rounds'] if own in ring else 0):
         end = time.monotonic() + LIMIT + LATER
         for pair in ([ring[place] for place in places] for places in pairs_of(turn, len(ring))):
@@ -149,17 +141,6 @@ def play(descriptor: int) -> None:
             store.put('next-%d' % turn, True)
         with contextlib.suppress(meet.NotMet):  # one hangs
             store.get('next-%d' % turn, end)
-    store.put('report-%d' % own, {'best': [each.best or each.why for each in ends if paired],
-                                  **(nccl.heard(log) if gpus and log else {})})
-    say(descriptor, {'word': store.get('word', time.monotonic() + longest + SLACK)})
-    store.count('heard', 1)
-
-
-def main(_: list) -> None:
-    """Run the program; never returns, since exit handlers may hang."""
-    descriptor = messages.as_child()
-    try:
-        play(descriptor)
-    except BaseException as err:    # every error is an answer
-        say(descriptor, {'error': str(err) if isinstance(err, meet.NotMet) else first_lines(err)})
-    os._exit(0)
+    best = [each.best or each.why for each in ends if paired]
+    pipe.send(store.report({'best': best, **(nccl.heard(log) if gpus and log else {})},
+                           time.monotonic() + longest + SLACK))

@@ -2,14 +2,10 @@
 """
 A separate process on one rank of each node, because its work may crash or never end. It imports PyTorch and what the
 script imports, meets the other nodes (meet.py), tries all_reduces with them, and exchanges the nodes' reports.
-
-Reads JSON lines from standard input: {"seconds", "program": words}, then orders for obey(). Prints JSON lines, each
-more complete than the one before; the output of libraries is dropped.
 """
-import json
+import copy
 import os
 import re
-import sys
 import threading
 import time
 
@@ -28,28 +24,26 @@ def patience(imported: float, nodes: int, left: float) -> float:
 
 
 class Probe:
-    """This process's messages, and its part in the store."""
+    """This process's findings, which go through `pipe` to check.Probe, and its part in the store."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
-        self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-        self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
+    def __init__(self, pipe: 'Any') -> None:
+        self.pipe, self.lock, self.log = pipe, threading.Lock(), messages.scratch_file()
+        self.result = {'facts': {}, 'phase': 'import'}  # type: dict
+        self.environ, self.store, self.nodes = os.environ, None, {}     # type: Any, Any, dict
         self.clock = time.time    # type: Any
 
     def say(self, **more: 'Any') -> None:
-        """Add to the message, and print it as a JSON line."""
+        """Add to the findings, and send them."""
         with self.lock:
             self.result.update(more)
-            os.write(self.descriptor, json.dumps(self.result).encode() + b'\n')
+            self.pipe.send(self.result)
 
     def load(self) -> 'Any':
         """Import PyTorch."""
         nccl.log_into(os.environ, self.log)
         begin = time.monotonic()
         import torch
-        self.result['seconds']['import'] = time.monotonic() - begin
-        self.result['maps'], self.result['took'] = mapped_libraries(), taken()
-        self.say()
+        self.say(imported=time.monotonic() - begin, took=taken(), maps=mapped_libraries())
         return torch
 
     # --- the nodes
@@ -67,10 +61,10 @@ class Probe:
         # TCPStore has no limit if the other end accepts and sends nothing
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
-        while not opened and time.monotonic() < end:
-            thread.join(min(SPEAKS, seconds))
-            if not opened:
-                self.say(late=meet.why_not(self.environ))
+        thread.join(min(SPEAKS, seconds))
+        if not opened:
+            self.say(late=meet.why_not(self.environ))
+        thread.join(max(0, end - time.monotonic()))
         if opened and isinstance(opened[0], meet.Store):
             return opened[0]
         text = str(opened[0]) if opened else ''
@@ -81,7 +75,7 @@ class Probe:
         """Meet the other nodes; returns whether to try the network."""
         environ = self.environ
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
-        limit = patience(self.result['seconds']['import'], world // ranks, seconds)
+        limit = patience(self.result['imported'], world // ranks, seconds)
         self.store = self.open(seconds)
         if not self.store:
             return False
@@ -92,10 +86,8 @@ class Probe:
             self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
-            self.number = self.store.count('nodes', 1)
-            self.store.put('come-%d' % self.number, {
-                'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks})
-            said = self.store.get('go', time.monotonic() + seconds + 2 * SLACK)
+            said = self.store.join({'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks},
+                                   time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
             self.result['ahead'], go = self.clock() - said['now'], said['go']
@@ -113,29 +105,26 @@ class Probe:
         import torch.distributed as dist
         result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        result['facts']['backend'] = 'nccl' if gpu else 'gloo'
         if gpu and ranks == 1:
             return
-        result['facts'].update(backend='nccl' if gpu else 'gloo', **{
-            'address of gloo': network.address_of_gloo(self.environ)})
+        result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
         self.say(phase='rendezvous')
 
         watch = network.Watch(network.slowness(seconds, ranks))
 
         def work() -> None:
             try:
-                begin = time.monotonic()
                 # without a free descriptor, PyTorch tries to connect until `seconds` are over
                 store = self.store.another().store
                 dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
-                                        world_size=ranks, rank=self.number, timeout=datetime.timedelta(seconds=seconds))
-                result['seconds']['rendezvous'] = time.monotonic() - begin
-                result['phase'], begin = 'collective', time.monotonic()
-                self.say()
-                network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'),
-                             ranks, watch, result.setdefault('row', {}))
+                                        world_size=ranks, rank=self.store.number,
+                                        timeout=datetime.timedelta(seconds=seconds))
+                self.say(phase='collective')
+                took = network.rise(
+                    dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch)
                 if ranks > 1:
-                    result['seconds']['collective'] = time.monotonic() - begin
-                result['told'] = network.totals(network.connections())
+                    result['told'] = dict(network.totals(network.connections()), seconds=took)
             except Exception as err:
                 failed.append('%s failed: %s' % (watch.name, first_lines(err)))
 
@@ -143,31 +132,22 @@ class Probe:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         error = watch.over(thread) or ''.join(failed)
-        self.result = json.loads(json.dumps(result))    # the thread may go on
+        self.result = copy.deepcopy(result)     # the thread may go on
         if error:
             self.result['error'] = error + network.state(network.connections(), watch.before)
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
 
-    def obey(self, order: dict) -> None:
-        """
-        Obey one order: report (store this node's report, and wait for the verdict), reports (wait for those of other
-        nodes, whose numbers are given), word (tell the others the verdict).
-        """
-        end = time.monotonic() + float(order.get('seconds', 0))
-        try:
-            if 'report' in order:
-                self.store.put('report-%d' % self.number, order['report'])
-                word = str(self.store.get('word', end))[:10]
-                self.store.count('heard', 1)
-                self.say(word=word)
-            elif 'reports' in order:
-                self.say(reports=self.store.reports(order['reports'], end))
-            else:
-                self.store.word(order['word'], len(self.nodes))
-                self.say(heard=True)
-        except (meet.NotMet, ValueError) as err:
-            self.say(lost=str(err))
+    def exchange(self) -> None:
+        """Rank 0's node sends the other nodes' reports and tells them the verdict; these send theirs, and get it."""
+        thing, seconds = self.pipe.recv()
+        end = time.monotonic() + seconds
+        if self.environ['RANK'] == '0':
+            self.pipe.send({'reports': self.store.reports(thing, end)})
+            self.store.word(self.pipe.recv()[0], len(self.nodes))
+            self.pipe.send({'heard': True})
+        else:
+            self.pipe.send({'word': self.store.report(thing, end)})
 
 
 # Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.
@@ -188,16 +168,16 @@ def first_lines(err: BaseException) -> str:
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
 
 
-def main(_: list) -> None:
-    """Run the program; never returns, since exit handlers may hang."""
+def run(pipe: 'Any', seconds: float, words: list) -> None:
+    """What the process does, in a messages.Child; `words`: what Python will run."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
-    probe, trial = Probe(messages.as_child()), None  # type: Any, Any
+    probe, trial = Probe(pipe), None  # type: Any, Any
     try:
-        torch, order = probe.load(), json.loads(sys.stdin.readline())
-        trial = imports.Trial(order['program'])   # in a fork, meanwhile
-        if probe.come(order['seconds']):
-            probe.collective(torch, order['seconds'])
+        torch = probe.load()
+        trial = imports.Trial(words)   # in a fork, meanwhile
+        if probe.come(seconds):
+            probe.collective(torch, seconds)
     except BaseException as err:    # every error is a finding
         result = probe.result
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
@@ -208,6 +188,8 @@ def main(_: list) -> None:
     if trial:
         probe.result['script'] = trial.result()
     probe.say(over=True, maps=mapped_libraries())
-    for line in sys.stdin:
-        probe.obey(json.loads(line))
-    os._exit(0)
+    if probe.store and probe.nodes:
+        try:
+            probe.exchange()
+        except (meet.NotMet, ValueError) as err:
+            probe.say(lost=str(err))

@@ -10,7 +10,7 @@ import re
 import sys
 
 from . import rules
-from .kinds import Mapping, Optional, Report
+from .kinds import Machine, Mapping, Optional, Report
 from .rules import Program, keywords, literal, read
 
 # bytes at the beginning and the end of a file to compare; words of a command line, and files, that are examined at most
@@ -84,11 +84,11 @@ def outputs(program: 'Program') -> dict:
                 '.': ('the working directory', False)}
 
 
-def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
+def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Report what is wrong with the script on this node; note in `details` what it writes and needs."""
-    name = program_of(words)[1]
+    name = program_of(details['words'])[1]
     try:
-        program = load(words, environ)
+        program = load(details['words'], machine.environ)
     except OSError as err:
         report.add('red', 'script', "the script %s cannot be read on this node (%s)" % (name, err.strerror),
                    "put it on a file system that all nodes have, or start in its directory")
@@ -118,9 +118,9 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
                            if os.path.isabs(text) or os.path.isfile(text)][:MOST])
 
 
-def look_at_arguments(report: 'Report', words: list) -> None:
+def look_at_arguments(_: 'Machine', report: 'Report', details: dict) -> None:
     """The paths among the arguments of the script."""
-    look_at_paths(report, [value for option, value in arguments_of(program_of(words)[2])
+    look_at_paths(report, [value for option, value in arguments_of(program_of(details['words'])[2])
                            if value and '://' not in value and not OUTPUT.match(option)])
 
 

@@ -101,16 +101,15 @@ def run(machine: Machine, args: 'Any') -> int:
     gather.read_ranks(environ)
     if int(environ['LOCAL_RANK']):
         return 0
-    child, seconds = Child(environ, 'pairs'), seconds_to_wait(environ)
+    child, seconds = Child(pairs.play), seconds_to_wait(environ)
     try:
         if environ['RANK'] == '0':
             return conduct(environ, seconds, args)
-        said = child.hear(time.monotonic() + 3 * seconds)
-        if 'longest' in said:
-            said = child.hear(time.monotonic() + said['longest'] + 2 * pairs.SLACK)
-        if 'word' not in said:
-            raise gather.PeerLost(one_line(said.get('error'))[:600])
-        return 0 if said['word'] == '0' else 1
+        longest = child.hear(time.monotonic() + 3 * seconds)
+        word = None if longest is None else child.hear(time.monotonic() + longest + 2 * pairs.SLACK)
+        if word is None:
+            raise gather.PeerLost("it ended with status %s" % child.end() if child.ended() else "no answer in time")
+        return 0 if word == '0' else 1
     finally:
         child.end()
 
@@ -134,7 +133,7 @@ def conduct(environ: dict, seconds: float, args: 'Any') -> int:
     except Exception as err:    # PyTorch may be broken in any way
         raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
             environ['MASTER_ADDR'], environ['MASTER_PORT'], err if isinstance(err, meet.NotMet) else first_lines(err)))
-    reports = {number: said.get(str(number)) or {} for number in ring if rounds}
+    reports = {number: said.get(number) or {} for number in ring if rounds}
     network = max((', '.join(one_line(report[key])[:60] for key in ('network', 'provider') if report.get(key))
                    for report in reports.values()), default='')
     best = {number: report['best'] if has_form(report, REPORT) and len(report['best']) in (

@@ -31,8 +31,7 @@ GENERATION_VARIABLE = 'SLINGTORCH_SITE_GENERATION'
 # '<site>: <what was seen>', set by an activation that detected the site instead of being told its name
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
-# The first EasyBuild with everything that our easyblocks call: PythonPackage.set_ulimit since 5.4.0 (without it, source
-# builds and extensions end in a traceback), the build option orig_modules_tool since 5.4.1 (eb --fetch)
+# The first EasyBuild with everything that our easyblocks call: the build option orig_modules_tool (eb --fetch)
 OLDEST_EASYBUILD = '5.4.1'
 
 # file name extensions: a site, and values that several sites share
@@ -576,16 +575,17 @@ def choose(environ: Env = os.environ, hostname: Optional[str] = None, root: str 
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
     earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
+    named = name and name != earlier
     faults: Faults = []
     found = detected_sites(environ, hostname, root, faults)
-    if not name or name == earlier:
+    if not named:
         for path, fault in faults:
             if matching_rule(broken_rules(path), environ, hostname, root):
                 raise SiteError("%s. This machine matches the rules in this file: correct the file, or name a site "
                                 "(--site or $%s)" % (fault.rstrip('.'), SITE_VARIABLE))
     broken = '; '.join("ignoring a faulty site file: " + fault for _, fault in faults) or None
     seen = ' and '.join("'%s' (%s)" % (site.name, reason) for site, reason in found)
-    if not name or name == earlier:
+    if not named:
         if len(found) > 1:
             raise SiteError("This machine matches several sites: %s. Name the right one with 'slingtorch env "
                             "--site NAME', or 'export %s=NAME'." % (seen, SITE_VARIABLE))

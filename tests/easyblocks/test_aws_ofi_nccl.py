@@ -232,7 +232,8 @@ def plugin(block, version, name='aws-ofi-nccl', configopts=''):
 @pytest.mark.parametrize('version, stalls', [('1.19.1', False), ('1.20.0', True), ('1.21.1', True), ('1.30.0', True)])
 def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
     """aws/aws-ofi-nccl issue 1379 is open and names no fix."""
-    assert ('aws-ofi-nccl#1379' in ''.join(block.known_problems({'aws-ofi-nccl': version}))) == stalls
+    said = ''.join(block.known_problems({'aws-ofi-nccl': version}))
+    assert ('aws-ofi-nccl#1379' in said) == stalls and ('containers#6668' in said) == (version == '1.19.1')
 
 
 @pytest.mark.parametrize('name, version, apis, fits', [

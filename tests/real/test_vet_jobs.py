@@ -155,7 +155,7 @@ def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytor
 # What rank 1 sends and receives on its second GPU is late, or fails, or ends the process.
 TWO_GPUS = """
 import os, sys, threading, time
-if 'pairs' in sys.orig_argv:
+if 'vet' in sys.orig_argv:
     import torch, torch.distributed as dist
 
     class Work:

@@ -25,13 +25,14 @@ GIB = 2 ** 30
 
 def operations(ranks, rank, kind='gloo'):
     """The operations of this rank, which does not run them."""
-    dist = types.SimpleNamespace(all_gather_into_tensor='whole', reduce_scatter_tensor=None, all_to_all_single=None)
+    dist = types.SimpleNamespace(all_gather_into_tensor='whole', reduce_scatter_tensor='shared', all_to_all_single=None)
     return measuring.operations_of(dist, kind, rank, ranks)
 
 
 def test_all_operations_are_known_and_mpi_gathers_into_lists():
     assert list(operations(4, 0)) == records.OPERATIONS
     assert operations(4, 0)['all_gather'].run == 'whole' and callable(operations(4, 0, 'mpi-gpu')['all_gather'].run)
+    assert operations(4, 0)['reduce_scatter'].run == 'shared'
 
 
 @pytest.mark.parametrize('operation,factor', [
@@ -266,6 +267,7 @@ def test_as_fast_as_the_reference(capsys, files, site):
     assert status == 0
     assert lines == ['site test: good: nccl, all_reduce of 128 MiB on 2 x 8 ranks: 87.27 GB/s, 1.03 of the reference '
                      '85 (tolerance 0.05; a report)']
+    assert verdict(capsys, files(complete=False))[0] == 1
 
 
 @pytest.mark.parametrize('bus,wrong,status,says', [

@@ -7,15 +7,19 @@ Ranks are forks of this process, each with an environment and a /proc, /sys and 
 import ast
 import collections
 import contextlib
+import copy
 import fcntl
 import json
 import os
+import queue
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -66,15 +70,14 @@ class NoTorch:
 
     answer, clock, directory = {}, time.time, None
 
-    def __init__(self, environ, order):
-        self.probe, self.order = probe.Probe(os.open(os.devnull, os.O_WRONLY)), order
-        self.probe.environ, self.probe.clock = environ, type(self).clock
-        self.probe.result.update(took={}, seconds={'import': 0.1})
-        self.probe.open = self.open
+    def __init__(self, machine, seconds, words):
+        self.probe, self.seconds, self.things, self.found = probe.Probe(self), seconds, queue.Queue(), {}
+        self.probe.environ, self.probe.clock = machine.environ, type(self).clock
+        self.recv, self.probe.open = self.things.get, self.open
+        self.probe.say(took={}, imported=0.1)
 
-    @property
-    def found(self):
-        return json.loads(json.dumps(self.probe.result))
+    def send(self, said):
+        self.found.update(copy.deepcopy(said))
 
     def open(self, *_):
         store = meet.Store.__new__(meet.Store)
@@ -83,21 +86,28 @@ class NoTorch:
         return store
 
     def wait(self, key, *_):
-        return bool(self.found.get(key))
+        return key in self.found
 
     def result(self, _):
         try:
-            self.probe.come(self.order['seconds'])
+            self.probe.come(self.seconds)
         except meet.NotMet as err:
             self.probe.result['lost'] = str(err)
-        self.probe.result.update(self.answer)
+        self.probe.say(**self.answer)
+        threading.Thread(target=self.exchange, daemon=True).start()
         return self.found
 
-    def ask(self, key, seconds, **order):
-        self.probe.result.pop('lost', None)
-        self.probe.obey(dict(order, seconds=seconds))
-        if 'lost' in self.found:
-            raise gather.PeerLost(self.found['lost'])
+    def exchange(self):
+        try:
+            self.probe.exchange()
+        except meet.NotMet as err:
+            self.probe.say(lost=str(err))
+
+    def ask(self, key, seconds, thing):
+        self.things.put((thing, seconds))
+        messages.until(lambda: {key, 'lost'} & set(self.found), time.monotonic() + seconds)
+        if key not in self.found:
+            raise gather.PeerLost(self.found.get('lost'))
         return self.found[key]
 
     def end(self):
@@ -235,9 +245,7 @@ def test_red_lines_come_first_and_every_rank_fails(job):
 
 @pytest.mark.parametrize('ignore, left', [
     ('1', []), ('1 1', []), ('1,variable', []),
-    ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
-    ('interface:GLOO_SOCKET,master', ['interface']),
-    ('master:NCCL_DEBUG', ['interface', 'master']),
+    ('interface', ['master']), ('interface, master', []), ('interface master', []),
     ('', ['interface', 'master']), ('0', ['interface', 'master']),
 ])
 def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
@@ -252,15 +260,9 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
     assert ('%d RED, %s' % (len(left), '%d ignored' % len(shown) if shown else '')) in text.splitlines()[0]
 
 
-@pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
+@pytest.mark.parametrize('ignore', ['yes', 'values', 'value,NCCL_ALGO', 'value:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(gather.Usage, match='no finding has the name.* no-answer, plugin'):
-        gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
-
-
-@pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
-def test_a_word_without_its_name_shows_the_right_form(job, ignore):
-    with pytest.raises(gather.Usage, match='%s.* write NAME:WORD without spaces, as in variable:NCCL_ALG;' % ignore):
+    with pytest.raises(gather.Usage, match='no finding has the name .*Write 1 for all, or names: .* no-answer, plugin'):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
@@ -538,23 +540,6 @@ def test_nodes_and_ranks_of_the_own_node_are_waited_for_at_the_same_time(job):
     assert only(found, 'no-answer')[1] == [1, 4, 5, 6, 7] and found['seconds'] < 8
 
 
-class Dies(Machine):
-    """A machine on which rank 5 is killed while it looks at its interfaces."""
-
-    def list(self, name):
-        if name == 'sys/class/net' and self.environ['RANK'] == '5':
-            os._exit(9)
-        return super().list(name)
-
-
-def test_a_rank_that_dies_during_the_check(job):
-    job.machine = Dies
-    statuses, _, found = job.run()
-    text, ranks = only(found, 'ended')
-    assert 'on nid2' in text and ranks == [5]
-    assert {rank: status for rank, status in statuses.items() if status != 1} == {5: 9}
-
-
 def test_the_first_rank_of_a_node_dies(job):
     job.machine = type('Dies4', (Machine,), {'list': lambda self, name: os._exit(9) if (
         name == 'sys/class/net' and self.environ['RANK'] == '4') else Machine.list(self, name)})
@@ -717,7 +702,7 @@ def test_cache_on_a_parallel_file_system(tmp_path):
     (tmp_path / 'proc/self/mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
     report = findings.Report(0)
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
-    look.look_at_caches(Machine(env, str(tmp_path)), report)
+    look.look_at_caches(Machine(env, str(tmp_path)), report, {})
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
     assert 'lustre' in report.sorted()[0][2] and 'locks do not work for a database' in report.sorted()[0][2]
 
@@ -795,9 +780,9 @@ def test_plugin_where_the_system_has_its_libraries(tmp_path):
 
 def test_an_mpiexec_inside_a_job_is_no_srun():
     env = {'SLURM_STEP_ID': '4294967291', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'first', 'MASTER_PORT': '1'}
-    found = {tuple(gather.places({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank}))
-             for rank in '01'}
-    assert len(found) == 1 and not any('first' in place for place in found.pop())
+    found = {tuple(gather.places({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURMD_NODENAME': node}))
+             for node in ('first', 'second')}
+    assert len(found) == 1
 
 
 def test_plugin_missing_where_there_is_slingshot(job, tmp_path):
@@ -819,7 +804,7 @@ def test_only_a_plugin_that_is_there_or_wanted_is_missed_in_nccls_log(tmp_path, 
     report = findings.Report(0)
     if there:
         report.fact('plugin', '/opt/libnccl-net.so')
-    node.check_probe(report, {'facts': {}, 'seconds': {}, 'maps': [], 'network': 'Socket', 'plugin':
+    node.check_probe(report, {'facts': {}, 'network': 'Socket', 'plugin':
                               'Plugin load returned 0 : libcudart.so.11.0: cannot open shared object file'},
                      Machine(env, str(tmp_path)))
     found = [entry[2] for entry in report.sorted() if entry[1] == 'plugin']
@@ -839,7 +824,7 @@ def probed(answer, env=(), files=(), tmp_path=None):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     report = findings.Report(0)
-    whole = {'facts': {}, 'seconds': {}, 'phase': 'collective', 'maps': [], **answer}
+    whole = {'facts': {}, 'phase': 'collective', **answer}
     node.check_probe(report, whole, Machine(dict(env), str(tmp_path or '/nowhere')))
     return [entry[:3] for entry in report.sorted()]
 
@@ -864,32 +849,54 @@ def test_a_collective_that_failed_is_red():
 # --- the process with PyTorch
 
 
-def order(seconds):
-    return {'seconds': seconds, 'program': []}
-
-
 @pytest.mark.parametrize('code, says', [
     ('raise ImportError("libmkl.so is missing")', 'import torch failed: ImportError: libmkl.so is missing'),
     ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', 'import torch ended the process with status -11'),
     ('import select; select.select([], [], [])', 'import torch did not end within 1 s'),
 ])
-def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
+def test_an_import_that_goes_wrong_is_a_finding(tmp_path, monkeypatch, code, says):
     (tmp_path / 'torch.py').write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
     late = 'did not end' in says
     seconds = 1 if late else 60
-    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, order(seconds))
-    result = probe.result(time.monotonic() + seconds)
+    result = check.Probe(Machine({}), seconds, []).result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
 
 
+def test_a_process_that_dies_after_it_has_met_others_can_no_longer_be_asked(monkeypatch):
+    def run(pipe, *_):
+        pipe.send({'met': True, 'imported': 1, 'phase': 'collective'})
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(probe, 'run', run)
+    one = check.Probe(Machine({}), 60, [])
+    found = one.result(time.monotonic() + 60)
+    assert found['met'] and found['error'] == 'an all_reduce ended the process with status -11'
+    with pytest.raises(gather.PeerLost, match='the process with PyTorch has ended'):
+        one.ask('word', 600, {})
+
+
 def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
-    code = ("import gc, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import check; "
-            "probe = check.Probe({}, {'seconds': 60, 'program': []}); "
-            "probe.result(check.time.monotonic() + 60); probe.end(); del probe; gc.collect()")
-    done = subprocess.run([sys.executable, '-B', '-W', 'error', '-c', code, str(ROOT)], stderr=subprocess.PIPE, text=True,
-                          env={'TMPDIR': str(tmp_path)}, check=True)
-    assert done.stderr == ''
+    before = os.listdir('/proc/self/fd')
+    child = messages.Child(lambda pipe: pipe.recv())
+    assert len(os.listdir('/proc/self/fd')) > len(before) and child.end() == '-9' == child.end()
+    assert child.ended() and child.hear(time.monotonic() + 600) is None
+    child.tell('a word')
+    assert os.listdir('/proc/self/fd') == before
+
+
+def test_what_a_child_says_is_heard_also_if_it_ends_and_its_own_child_lives_on():
+    def run(pipe):
+        if os.fork():
+            pipe.send('a word')
+            os.write(2, b'the reason')
+            os._exit(7)
+        time.sleep(600)
+
+    child = messages.Child(run)
+    assert child.hear(time.monotonic() + 60) == 'a word' and child.hear(time.monotonic() + 600) is None
+    assert child.ended() and child.end() == '7: the reason'
 
 
 # --- vetting

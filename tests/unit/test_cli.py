@@ -12,6 +12,7 @@ import pytest
 
 import slingtorch
 from slingtorch import cli
+from slingtorch.commands import status
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.executable).parent
@@ -501,6 +502,14 @@ def test_sites_with_contradiction(environ):
     done = run(['sites'], environ)
     assert done.returncode == 1
     assert 'several sites' in done.stderr and 'lumi' in done.stdout
+
+
+def test_a_module_of_another_site_is_renewed_with_its_site_and_groups():
+    entry = {'module': 'A/1', 'state': 'different', 'owner': None, 'easyconfig': '/a/A-1.eb', 'site': 'lumi', 'groups': []}
+    other = dict(entry, site='derecho', groups=['gdr', 'hsn0'], easyconfig='/b/B-1.eb')
+    assert status.renewal([entry, other], 'lumi', []) == [
+        '(eval "$(slingtorch env --quiet --site derecho --with gdr,hsn0)" && eb --module-only --force /b/B-1.eb)',
+        'eb --module-only --force /a/A-1.eb']
 
 
 def test_no_command(environ):

@@ -125,7 +125,7 @@ def test_the_texts_are_in_every_sample():
 @pytest.mark.parametrize('text, words', [
     ('[gpu-memory]\nCUDA out of memory\n', "the witness is ''"), ('[nobody] x\nsome text\n', 'in no table: nobody'),
     ('[gpu-memory] x\n', 'has no expression'), ('[gpu-memory] x\n(text\n', 'not a regular expression'),
-    ('[gpu-memory] x\n(?:text|\n', 'not a regular expression'),
+    ('[gpu-memory] x\n(?:text|\n', 'not a regular expression'), ('[gpu-memory] x\ntext\n!(\n', 'not a regular expression'),
     ('[gpu-memory] x\n.*\n', 'spells out no text'), ('[gpu-memory] x\n(?:text)?\n', 'spells out no text'),
     ('[gpu-memory why] x\ntext\n', 'unknown: why'), ('[gpu-memory role=y] x\ntext\n', "role is 'y', one of timeout"),
     ('[gpu-memory needs=nothing] x\ntext\n', 'in no table: nothing'), ('text\n', 'a block begins with'),
@@ -242,6 +242,20 @@ def test_a_rank_that_is_behind():
     log = ''.join(TIMEOUT.format(rank, 808, 'ALLREDUCE') + STATE.format(rank, 808, 808 if rank == 2 else 811)
                   for rank in range(4))
     assert "rank 2 had begun fewer collectives" in read(log)[0][-1].finding.details[-1]
+
+
+def test_a_line_with_several_texts_of_a_rule_counts_once():
+    assert read('zipfile.BadZipFile: File is not a zip file\n')[0][0].finding.count == 1
+
+
+def test_what_waited_is_told_in_few_words(capsys):
+    operations = ('ALLREDUCE', 'BROADCAST', 'SEND', 'RECV', 'BARRIER')
+    log = ''.join(f'nid00000{rank} {rank}: ' + TIMEOUT.format(rank, 5, name) for rank, name in enumerate(operations))
+    answer = read(log.replace('NumelIn=64', 'NumelIn=1'))[0][-1]
+    answer.show(1)
+    said = ' '.join(capsys.readouterr().out.split())
+    assert 'nodes nid000000,nid000001,nid000002,nid000003,nid000004' in said
+    assert 'an ALLREDUCE of one element is a barrier' in said and '... and other ranks in 1 more collectives' in said
 
 
 def test_what_is_likely_is_told_where_nothing_says_why():

@@ -37,61 +37,53 @@ def first(tmp_path):
     yield gather.LocalRanks(environment(tmp_path))
 
 
-def other(directory, thing, rank=1, ends=False):
-    """A rank has written this; a process of its own that ends, or this one."""
-    pid = os.fork() if ends else 0
-    if not pid:
-        files = gather.Files(environment(directory, rank))
-        files.wait_for_first(time.monotonic() + 60)
-        files.write('rank-%d' % rank, thing)
-        if not ends:
-            return files
-        os._exit(0)
-    os.waitpid(pid, 0)
+def other(directory, thing, rank=1):
+    """A rank has written this."""
+    files = gather.Files(environment(directory, rank))
+    files.wait_for_first(time.monotonic() + 60)
+    files.write('rank-%d' % rank, thing)
+    return files
+
+
+def reported(rank):
+    return {'report': report(rank), 'details': DETAILS}
 
 
 # --- within a node
 
 
 def test_ranks_are_read_and_their_files_taken_away(first, tmp_path):
-    kept = [other(tmp_path, {'report': report(rank), 'details': DETAILS}, rank) for rank in (1, 2, 3)]
-    assert first.look(time.monotonic() + 60)
-    assert sorted(first.reports) == [1, 2, 3] and not first.ended
-    for descriptor in sum((files.kept for files in kept), []):
-        os.close(descriptor)
+    files = [other(tmp_path, reported(rank), rank) for rank in (1, 2, 3)]
+    assert first.look() and sorted(first.reports) == [1, 2, 3]
+    for rank, one in enumerate(files, 1):
+        os.remove(one.path('rank-%d' % rank))
     begin = time.monotonic()
     first.tell('0')
     assert not list(tmp_path.iterdir()) and time.monotonic() - begin < 1.5
 
 
 def test_the_verdict_is_kept_until_all_have_read_it(first, tmp_path):
-    files = other(tmp_path, {'pid': 1})
+    files = other(tmp_path, reported(1))
+    first.look()
     thread = threading.Thread(target=first.tell, args=('1',))
     thread.start()
     assert files.wait_for_word(time.monotonic() + 60) == '1'
-    os.close(files.kept.pop())
+    os.remove(files.path('rank-1'))
     thread.join()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('thing, waits', [({'report': report(1), 'details': DETAILS}, True), ({'pid': 1}, False)])
-def test_a_rank_that_has_reported_may_read_the_verdict_late(first, tmp_path, monkeypatch, thing, waits):
-    monkeypatch.setattr(gather, 'HANGS', 0)
-    monkeypatch.setattr(gather, 'READS', 0.2)
-    files = other(tmp_path, thing)
-    first.look(0)
-    begin = time.monotonic()
-    first.tell('0')
-    assert (time.monotonic() - begin > 0.2) == waits and files.kept
+def test_a_rank_that_does_not_read_the_verdict_is_not_waited_for_without_end(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, 'READS', 0.1)
+    other(tmp_path, reported(1))
+    first.look()
+    first.tell('1')
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_has_ended_is_not_waited_for(first, tmp_path):
-    other(tmp_path, {'pid': 4711}, ends=True)
-    assert first.look(time.monotonic() - 1) and first.ended == {1: 4711} and not first.reports
-
-
-def test_a_rank_that_never_writes_is_waited_for_until_it_is_late(first):
-    assert not first.look(time.monotonic() + 60) and first.look(time.monotonic() - 1) and not first.came
+def test_a_rank_that_never_writes_is_missed(first, tmp_path):
+    other(tmp_path, reported(1))
+    assert not first.look() and list(first.reports) == [1]
 
 
 @pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2), b'[7]',
@@ -99,16 +91,14 @@ def test_a_rank_that_never_writes_is_waited_for_until_it_is_late(first):
 def test_a_file_that_is_no_message_is_no_traceback(first, data):
     with open(os.path.join(first.place, 'rank-1'), 'wb') as stream:
         stream.write(data)
-    first.look(0)
-    assert not first.ended and not first.reports
+    assert not first.look() and not first.reports
 
 
 def test_names_that_are_no_ranks_and_links_are_left_alone(first, tmp_path):
     (tmp_path / 'secret').write_text('{"pid": 1}')
     for name in ('rank-1', 'rank-x', 'rank-99', 'rank-0001234567890'):
         os.symlink(tmp_path / 'secret', os.path.join(first.place, name))
-    first.look(0)
-    assert not (first.came or first.ended)
+    assert not first.look() and not first.reports
 
 
 @pytest.mark.parametrize('full', ['a file in the way', 'no room'])
@@ -121,8 +111,8 @@ def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
         (directory / os.path.basename(gather.places(environment(directory))[0])).symlink_to('/nowhere')
     local = gather.LocalRanks(environment(directory))
     try:
-        files = other(directory, {'report': report(1), 'details': DETAILS})
-        local.look(0)
+        files = other(directory, reported(1))
+        local.look()
         assert list(local.reports) == [1] and files.place == local.place and local.place.startswith('/dev/shm/')
     finally:
         shutil.rmtree(local.place)
@@ -144,7 +134,7 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
 
 def test_a_full_directory_is_taken_away(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, 'places', lambda environ: [str(tmp_path / 'full')])
-    monkeypatch.setattr(gather.os, 'write', lambda descriptor, data: len(data) - 1)
+    monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: 'no room')
     with pytest.raises(OSError, match='free space there'):
         gather.LocalRanks(environment(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -160,16 +150,16 @@ def test_a_file_that_is_cut_off_by_a_full_disk_is_not_taken_for_a_whole_one(firs
             files.write('rank-1', {'text': 'x' * 100})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    first.look(0)
-    assert not first.came
+    assert not first.look() and not first.reports and not first.others()
 
 
 def test_a_directory_of_others_is_not_used(tmp_path):
     open_ = tmp_path / 'open'
     open_.mkdir()
     open_.chmod(0o777)
-    with pytest.raises(PermissionError, match='only you may be able to write'):
-        gather.make_private(str(open_))
+    assert not gather.is_private(str(open_)) and not gather.is_private('/nowhere')
+    open_.chmod(0o700)
+    assert gather.is_private(str(open_))
 
 
 def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tmp_path):
@@ -177,10 +167,10 @@ def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tm
         {}, {'SLURM_JOB_ID': '8'}, {'SLURM_STEP_ID': '1'}, {'SLURMD_NODENAME': 'n2'})}
     assert len(found) == 4
     locals_ = [gather.LocalRanks(environment(tmp_path, SLURM_JOB_ID=job)) for job in '78']
-    other(tmp_path, {'pid': 1}, ends=True)
+    other(tmp_path, reported(1))
     for local in locals_:
-        local.look(0)
-    assert [bool(local.ended) for local in locals_] == [True, False]
+        local.look()
+    assert [bool(local.reports) for local in locals_] == [True, False]
 
 
 def test_a_second_first_rank_is_refused(first, tmp_path):
@@ -203,11 +193,9 @@ def test_files_of_a_start_that_was_killed_are_not_taken_for_those_of_this_one(tm
     with pytest.raises(gather.PeerLost, match='no answer from the first rank of this node, which has written nothing'):
         files.wait_for_first(time.monotonic() + 0.1)
     files.place = files.places[0]
-    files.write('rank-1', {'report': report(1), 'details': DETAILS})
-    files.write('rank-3', '0')
+    files.write('rank-1', reported(1))
     local = gather.LocalRanks(environment(tmp_path))
-    local.look(0)
-    assert not local.reports and not local.came
+    assert not local.look() and not local.reports
 
 
 def test_a_first_rank_that_is_gone_is_not_waited_for(tmp_path):
@@ -255,8 +243,11 @@ COMES = {'node': 'n2', 'rank': 4, 'ranks': 4}
 RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1)]
 
 
-def test_nodes_of_one_machine_meet_by_their_networks(tmp_path):
-    assert gather.places(environment(tmp_path))[0].endswith('-%d' % os.stat('/proc/self/ns/net').st_ino)
+def test_nodes_of_one_machine_meet_by_their_networks(tmp_path, monkeypatch):
+    own = gather.places(environment(tmp_path))
+    assert own == gather.places(environment(tmp_path, 1))
+    monkeypatch.setattr(gather.os, 'stat', lambda path: types.SimpleNamespace(st_ino=7))
+    assert not set(own) & set(gather.places(environment(tmp_path)))
 
 
 def test_who_comes_is_counted_by_its_ranks():
@@ -302,7 +293,7 @@ def test_what_rank_0_says_in_another_form_is_no_message(said):
 
 def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():
     one = store(report_1=b'{}')
-    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': {}}
+    assert one.reports([1, 2], time.monotonic() + 0.1) == {1: {}}
 
 
 def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):

@@ -177,6 +177,13 @@ def test_written_easyconfig_has_the_dependencies(roles, parser, tmp_path):
     assert again.full_mod_name == ec.full_mod_name == 'NCCL/9.9-mine-b'
 
 
+def test_the_file_name_decides_the_generation(roles, parser, tmp_path):
+    """As where the robot finds it for an easyconfig of that generation."""
+    roles(PROVIDES % ('a', 'a', '12') + PROVIDES % ('b', 'b', '13'), generation='a')
+    path = (tmp_path / 'NCCL-9.9.eb').rename(tmp_path / 'NCCL-9.9-mine-b.eb')
+    assert names(parser.parse_file(path)[0]['dependencies']) == ['env/b', 'cuda/13']
+
+
 def test_the_easyconfig_wins(roles):
     own = "dependencies = [('cuda/11', EXTERNAL_MODULE)]\nversionsuffix = '-x'\n"
     ec = roles(PROVIDES % ('a', 'a', '12') + PROVIDES % ('b', 'b', '13'), generation='a',

@@ -938,7 +938,7 @@ def test_flight_recorder_in_a_directory_of_others_goes_to_the_private_one(job):
 @pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.15.0", False)])
 def test_flight_recorder_has_the_name_that_this_pytorch_reads(job, version, old):
     """Also where the environment that is active extends that of the module."""
-    for place, more in (("", {}), ("module/", {"VIRTUAL_ENV": f"{job.dir}/mine", "RUNSCRIPTS": f"{job.dir}/module/runscripts"})):
+    for place, more in (("module/", {"RUNSCRIPTS": f"{job.dir}/module/runscripts"}), ("", {})):
         (job.dir / f"{place}lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
         sizes, _ = recorder(job.rank({**slurm(0), **more}, cwd=job.dir))
         assert sizes == ("2000", "2000" if old else None, "1", "1" if old else None)

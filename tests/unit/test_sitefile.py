@@ -299,6 +299,11 @@ def test_gres(gres, gpus, person):
     assert (person.site().gpu, person.site().gpus_per_node) == gpus
 
 
+def test_a_node_shows_the_vendor_that_sinfo_does_not(person):
+    person.new(without(node=True, sinfo=('gpu|2|gpu:4\n', None)), host='n1', **ON_NODE)
+    assert (person.site().gpu, person.site().gpus_per_node) == ('cuda', '4')
+
+
 @pytest.mark.parametrize('name', ['', '.', '..', '-x', 'a/b', 'a b', 'ü', 'x' * 65, 'a\nb', '$(id)', '.x'])
 def test_odd_names(name, person):
     with pytest.raises(sites.SiteError, match='is not a valid site name'):
@@ -447,7 +452,7 @@ def test_module_that_a_login_node_lacks(person):
 def test_roles_of_infiniband(person):
     """NCCL needs no plugin there; without a Python that is new enough, conda brings one."""
     generations, text = roles(person, recorded('infiniband-h100', node=True),
-                              cuda=('cuda/12.6', 'the only one', '', ''),
+                              cuda=('cuda/12.6', 'the only one', '', ''), rocm=('rocm/6', 'of other nodes', '', ''),
                               conda=('miniforge3/24', 'the only one', '', ''))
     assert generations == {'cuda-12.6': {'gpu': 'cuda/12.6', 'conda': 'build miniforge3/24',
                                          'python': 'build eb CondaPython/3.12'}}

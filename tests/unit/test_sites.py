@@ -162,6 +162,7 @@ def test_generic_site_may_be_named_anywhere(tmp_path):
     choice = sites.choose({'SLINGTORCH_SITE': 'local', 'NCAR_HOST': 'derecho'}, 'h', root=str(tmp_path))
     assert choice.site.name == 'local'
     assert 'derecho' in choice.warning
+    assert sites.choose({'SLINGTORCH_SITE_DETECTED': 'lumi: x'}, 'h', root=str(tmp_path)).site.name == 'local'
 
 
 def test_unknown_site(tmp_path):
@@ -201,6 +202,7 @@ def test_broken_file_stops_no_other_site(site_dir, tmp_path):
     rule = "[detect node]\nhostname = %s[0-9]\nsource = me\n"
     environ = site_dir(broken=SITE + rule % 'other' + "[env NCCL_CROSS_NIC]\nvalue = 1\n", worse='no section\n',
                        mine=SITE + rule % 'mine')
+    (tmp_path / 'gone.cfg').symlink_to('nowhere.cfg')
     root = str(tmp_path / 'root')
     for named, host, site in (({}, 'mine1', 'mine'), ({'SLINGTORCH_SITE': 'slurm'}, 'mine1', 'slurm'),
                               ({}, 'laptop', 'local'), ({'SLINGTORCH_SITE': 'slurm'}, 'other1', 'slurm')):
@@ -208,6 +210,7 @@ def test_broken_file_stops_no_other_site(site_dir, tmp_path):
         assert choice.site.name == site
         assert f'ignoring a faulty site file: {tmp_path}/broken.cfg, section [env NCCL_CROSS_NIC]: key' in choice.warning
         assert f'{tmp_path}/worse.cfg is not a valid site file' in choice.warning
+        assert f'{tmp_path}/gone.cfg cannot be read: ' in choice.warning
     with pytest.raises(sites.SiteError, match='This machine matches the rules in this file: correct the file'):
         sites.choose(environ, 'other1', root=root)
     with pytest.raises(sites.SiteError, match="key 'reason' is missing"):
