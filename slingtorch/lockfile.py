@@ -351,15 +351,17 @@ def machine_at_hand() -> Any:
     return libc or 'another C library', int(minor.group(1)) if minor else None, os.uname().machine
 
 
-def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, say: Say) -> None:
+def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, say: Say,
+         settings: Optional[Settings] = None) -> None:
     """Write a lock file; RuntimeError if the packages cannot be found.
 
     :param recipe: what the easyconfig specifies: see check_recipe(). May also have links (for --find-links) and
         more_urls (indexes that may fail to answer), in addition to those of pip's configuration
     :param python: the Python whose pip configuration to use
+    :param settings: that configuration, if known: pip takes half a second to list it
     """
     check_recipe(recipe, file_name)
-    settings = pip_settings(python)
+    settings = dict(pip_settings(python) if settings is None else settings)
     # a project's own wheels are beside the lock file ('slingtorch new')
     beside = os.path.dirname(os.path.abspath(lock_file))
     links = recipe.get('links', []) + [beside] * any(name.endswith('.whl') for name in os.listdir(beside))

@@ -276,7 +276,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
                 break
         locked = os.path.join(room, stem + '.lock')
         try:
-            lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, here)))
+            lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, here)), settings)
         except RuntimeError as err:
             raise conflict(err, wanted, on)
         with open(locked) as stream:

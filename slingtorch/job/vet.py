@@ -108,7 +108,9 @@ def run(machine: Machine, args: 'Any') -> int:
         longest = child.hear(time.monotonic() + 3 * seconds)
         word = None if longest is None else child.hear(time.monotonic() + longest + 2 * pairs.SLACK)
         if word is None:
-            raise gather.PeerLost("it ended with status %s" % child.end() if child.ended() else "no answer in time")
+            status, _, error = child.end().partition(': ') if child.ended() else ('', '', "no answer in time")
+            raise gather.PeerLost(re.sub(r'^\S*NotMet: ', '', error) if error and status in ('', '1') else
+                                  "it ended with status %s: %s" % (status, error))
         return 0 if word == '0' else 1
     finally:
         child.end()

@@ -12,7 +12,7 @@ import pytest
 
 from slingtorch import lockfile
 from slingtorch.commands import lock
-from testbed import ROOT, run, said, serving, wheels
+from testbed import ROOT, checked, forkedeb, run, said, serving, wheels
 from testbed.easybuild import BIN
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -39,6 +39,10 @@ class Locked:
                              'PIP_NO_INDEX': None, 'PIP_FIND_LINKS': None})
         return self.wheels[-1]
 
+    def have(self, eb):
+        """Put the wheels where `eb` downloads them to: it asks pip three times less."""
+        shutil.copytree(self.files, eb.prefix / 'sources/p/PyTorch/wheels')
+
     def write(self, packages="['alpha==1.0']", pythons=f"['{PYTHON}']", options=''):
         """Write the easyconfig."""
         text = wheels.tiny_easyconfig('', f'python_packages = {packages}\npython_versions = {pythons}\n{options}')
@@ -46,13 +50,14 @@ class Locked:
 
     def lock(self, easyconfig=None, *options, check=True):
         """`slingtorch lock EASYCONFIG`, of this checkout."""
-        return self.python('-m', 'slingtorch', 'lock', easyconfig or self.easyconfig.name, *options, check=check)
+        words = ['lock', easyconfig or self.easyconfig.name, *options]
+        return checked(forkedeb.slingtorch(words, self.env, self.dir), check)
 
-    def python(self, *words, check=True):
-        """Run a Python that has the slingtorch of this checkout."""
+    @property
+    def env(self):
+        """With it Python has the slingtorch of this checkout."""
         env = {**os.environ, **self.pip_env, 'PYTHONPATH': str(ROOT), 'EASYBUILD_SOURCEPATH': str(self.dir / 'sources')}
-        return run([sys.executable, *words], cwd=self.dir,
-                   env={key: value for key, value in env.items() if value is not None}, check=check)
+        return {key: value for key, value in env.items() if value is not None}
 
     def text(self):
         """The lock file without comments."""
@@ -116,6 +121,7 @@ wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']""")
     assert "\nbeta==1.4 ; python_version == '3.10' \\\n" in text
     assert f"\nbeta==1.5 ; python_version == '{PYTHON}' \\\n" in text and '\ntorch==2.0+rocm1 \\\n' in text
     assert "\nalpha==1.0 ; platform_machine == 'aarch64' \\\n" in text
+    tiny.have(eb_env)
     for uv in (str(BIN / 'uv'), ''):
         eb_env(tiny.easyconfig, '--force', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
         there = {path.name for path in eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/*')}
@@ -228,6 +234,7 @@ def test_forgotten_checksum_is_said(tiny, eb_env):
     """A lock file beside the easyconfig has a checksum there; one that was made in the source path has none."""
     tiny.lock()
     tiny.write()
+    tiny.have(eb_env)
     done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     assert f'no checksum for {tiny.lock_file}' in said(done)
     assert f'eb --inject-checksums=sha256 --force {tiny.easyconfig}' in said(done)
@@ -431,7 +438,7 @@ def test_easyconfigs_that_cannot_be_locked(tiny):
         paths.append(tiny.dir / str(number) / tiny.easyconfig.name)
         paths[-1].parent.mkdir()
         paths[-1].write_text(good.replace(*replace))
-    messages = said(tiny.python('-c', ONE_BY_ONE, *paths)).split(' end')
+    messages = said(run([sys.executable, '-c', ONE_BY_ONE, *paths], env=tiny.env, cwd=tiny.dir)).split(' end')
     assert len(messages) == len(NOT_LOCKED) + 1
     for (_, words), message in zip(NOT_LOCKED, messages):
         assert words in message and message.endswith('status 1') and 'Traceback' not in message

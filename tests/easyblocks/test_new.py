@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, run, wheels
+from testbed import ROOT, checked, forkedeb, run, wheels
 
 PYTHON = '%d.%d' % sys.version_info[:2]
 OTHER = '3.%d' % (sys.version_info[1] + 1)
@@ -76,8 +76,8 @@ class Project:
         merged = {**os.environ, **self.env, 'PYTHONPATH': str(ROOT), 'SLINGTORCH_SITE': 'local', **dict(env)}
         for key in ('PIP_EXTRA_INDEX_URL', 'PIP_NO_INDEX', 'PIP_FIND_LINKS'):
             merged.pop(key, None)
-        return run([sys.executable, '-m', 'slingtorch', 'new', name, '--from', self.dir / source, '--on', self.on, *options],
-                   cwd=self.out, env=merged, check=check)
+        words = ['new', name, '--from', self.dir / source, '--on', self.on, *options]
+        return checked(forkedeb.slingtorch(words, merged, self.out), check)
 
     def made(self, source, *options, **kwargs):
         """(path of the easyconfig, {package: version} of its lock file)"""

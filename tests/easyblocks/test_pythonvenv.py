@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from testbed import ORDINARY, ROOT, quickvenv, run, serving, wheels
+from testbed import ORDINARY, ROOT, forkedeb, quickvenv, run, serving, wheels
 from testbed.easybuild import BIN, EasyBuild
 
 UV = str(BIN / 'uv')
@@ -349,8 +349,8 @@ def test_download_that_is_cut(tiny, eb_env):
         assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
         assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
     with index_server(tiny) as (address, _):
-        eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address})
-    assert (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin/python').exists()
+        eb_env('--fetch', tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address})
+    assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
 
 
 def test_no_package_index_answers(tiny, eb_env):
@@ -483,11 +483,11 @@ def start_installation(tiny, eb_env, *options, root=None):
     env = {key: str(value) for key, value in {**eb_env.env, **tiny.pip_env}.items() if value is not None}
     many = (root or eb_env.prefix / 'software/PyTorch/0.1-tiny') / f'lib/python{PYTHON_VERSION}/site-packages/many'
     shutil.rmtree(many, ignore_errors=True)     # of the one that was killed
-    process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig), *options], env=env, cwd=eb_env.prefix, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    (eb_env.prefix / 'output').unlink(missing_ok=True)
+    process = forkedeb.Started([tiny.easyconfig, *options], env, eb_env.prefix, eb_env.prefix / 'output')
     deadline = time.monotonic() + 600
     while not many.exists():
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.end()
         assert time.monotonic() < deadline, 'eb did not get to the install step'
         time.sleep(0.01)
     return process
@@ -508,7 +508,7 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     for send, number in [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.killpg, signal.SIGKILL)]:
         process = start_installation(tiny, eb_env)
         send(process.pid, number)
-        text, _ = process.communicate()
+        text = process.end()
         assert process.returncode != 0 and 'Traceback' not in text
         assert (eb_env.prefix / 'software/PyTorch/0.1-tiny').exists() == (number == signal.SIGKILL)
         assert not list(eb_env.modulepath.glob('PyTorch/*'))
@@ -520,7 +520,7 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     unlock(eb_env.prefix)
     process = start_installation(tiny, eb_env)
     second = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    text, _ = process.communicate(timeout=300)
+    text = process.end()
     assert process.returncode == 0, text
     assert second.returncode != 0 and '--wait-on-lock-limit' in output(second)
     many = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/many/m*.py')
@@ -564,7 +564,7 @@ def test_failed_rebuild_leaves_what_worked(tiny, eb_env, lmod, tmp_path):
         tiny.write()
         process = start_installation(tiny, eb_env, '--rebuild', f'--installpath={disk}', root=software / '0.1-tiny')
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.end()
         unlock(disk)
         # a job is told, instead of running with half of it
         assert not (modules / '0.1-tiny.lua').exists()

@@ -16,7 +16,7 @@ import time
 
 import pytest
 import testbed
-from testbed import easybuild, missing, smallimage
+from testbed import forkedeb, missing, smallimage
 
 GIGABYTE = 1 << 30
 NAME = 'small-1.0.sif'
@@ -35,15 +35,12 @@ class Site(smallimage.Site):
 
     def start(self, *args, **parameters):
         """Start `eb` in a process group of its own and wait until it copies."""
-        process = subprocess.Popen([easybuild.BIN / 'eb', self.easyconfig(**parameters), *args],
-                                   env=self.env, cwd=self.prefix, start_new_session=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   text=True)
+        process = forkedeb.Started([self.easyconfig(**parameters), *args], self.env, self.prefix,
+                                   self.directory / 'output')
         deadline = time.monotonic() + 600
         while not self.parts():
-            if time.monotonic() > deadline or process.poll() is not None:
-                process.kill()
-                pytest.fail('no copying was seen:\n' + process.communicate()[0], pytrace=False)
+            assert process.poll() is None, process.end()
+            assert time.monotonic() < deadline, 'no copying was seen'
             time.sleep(0.01)
         return process
 
@@ -214,7 +211,7 @@ def test_killed_while_copying_and_again(site):
     site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
     process = site.start()
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.end()
     assert not site.module.exists() and not (site.root / NAME).exists()
     assert site.parts()
     site.image = smallimage.fake_sif(site.image)    # another one is asked for now: no part of the first may remain
@@ -231,7 +228,7 @@ def test_interrupted_by_the_user(site):
     site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
     process = site.start()
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate()
+    process.end()
     assert process.returncode != 0
     assert not site.parts() and not site.module.exists() and not (site.root / NAME).exists()
 
@@ -244,7 +241,7 @@ def test_two_installations_at_once(site):
     assert 'already exists, aborting!' in out and '--wait-on-lock-limit=3600' in out
     assert site.parts(), 'the second one removed the work of the first'
     os.killpg(first.pid, signal.SIGCONT)
-    out = first.communicate()[0]
+    out = first.end()
     assert first.returncode == 0, out
     assert (site.root / NAME).stat().st_size == GIGABYTE // 2 and site.module.exists()
 

@@ -291,7 +291,6 @@ moduleclass = 'ai'
     eb(easyconfig, '--disable-mpi-tests', env=env)
     root = eb.prefix / 'software/Tiny/1.0'
     assert needs(library_of(root)) == (['libmpich.so.12'], [])
-    assert eb(easyconfig, '--disable-mpi-tests', '--sanity-check-only', env=env).returncode == 0
     run(['patchelf', '--add-needed', 'libmpi.so.40', library_of(root)])
     done = eb(easyconfig, '--disable-mpi-tests', '--sanity-check-only', env=env, check=False)
     assert done.returncode != 0 and 'A process that imports slingmpi must have one MPI, but has 2' in said(done)

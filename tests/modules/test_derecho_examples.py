@@ -350,51 +350,88 @@ def test_training_program_finds_what_it_imports():
 
 # --- the test programs, on processors and over gloo: the same code as over MPI and NCCL
 
-def ranks(mpich, installed, number, program, *args, env=None, **kwargs):
-    """Run a test program on some ranks."""
-    return mpich.run(number, installed.runscripts / 'conda-python-distributed', EXAMPLES / program, *args,
-                     env={**installed.env, 'OMP_NUM_THREADS': '1', **(env or {})}, **kwargs)
-
-
 # several programs with their settings and arguments, each rank in a fork: PyTorch is imported once
 FORKS = """
-import json, os, runpy, sys, torch.distributed
+import gc, json, os, runpy, sys, torch.distributed, traceback
+gc.freeze()
 for number, (settings, program, *arguments) in enumerate(json.loads(sys.argv[1])):
     children = []
-    for rank in [os.environ['RANK']] if 'RANK' in os.environ else range(int(settings.get('WORLD_SIZE', 1))):
+    for rank in range(int(settings.get('WORLD_SIZE', 1))):
         children.append(os.fork())
         if children[-1] == 0:
             os.environ.update(settings, RANK=str(rank), MASTER_PORT=str(int(os.environ['MASTER_PORT']) + number))
             if 'WITHOUT_ALL_REDUCE' in settings:
                 torch.distributed.all_reduce = lambda *args, **kwargs: None
             sys.argv = [program, *arguments]
-            runpy.run_path(program, run_name='__main__')
-            sys.exit()
+            status = 0
+            try:
+                runpy.run_path(program, run_name='__main__')
+            except SystemExit as end:
+                status = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            if isinstance(status, str):
+                print(status, file=sys.stderr)
+                status = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)    # to take PyTorch apart takes longer than the program
     status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print(f'{number} ended with {status}', file=sys.stderr, flush=True)
+    for stream in sys.stdout, sys.stderr:
+        print(f'{number} ended with {status}', file=stream, flush=True)
 """
+TWO, THREE = ({'WORLD_SIZE': number} for number in '23')
+ONE = {'WORLD_SIZE': '1', 'MPICH_GPU_SUPPORT_ENABLED': '1'}
+RIGHT = [
+    (THREE, 'test_backend.py --backend gloo', 0, 'All values are right: backend gloo, 3 ranks, cpu'),
+    (THREE, 'all_reduce_test.py --backend gloo --max-bytes 262144 --repeat 5 --json {path}/result.json', 0,
+     'operation'),
+]
+# sizes that make no sense; a wheel without MPI; and without a launcher the local rank is not guessed
+REFUSED = [
+    ({}, 'all_reduce_test.py --min-bytes 4096 --max-bytes 1024', 2,
+     'error: --max-bytes 1024 is less than --min-bytes 4096'),
+    ({}, 'all_reduce_test.py --max-bytes 4096 --min-bytes 6', 2, 'error: --min-bytes 6'),
+    ({}, 'all_reduce_test.py --max-bytes 4096 --min-bytes 0', 2, 'error: --min-bytes 0'),
+    ({}, 'all_reduce_test.py --max-bytes 4096 --factor 1', 2, 'error: --factor 1'),
+    ({}, 'all_reduce_test.py --max-bytes 4096 --repeat 0', 2, 'error: --repeat 0'),
+    ({}, 'test_imports.py --without-cuda', 1, 'torch.distributed: expected MPI, found none'),
+    ({}, '{path}/local.py', 1, 'No launcher has set the local rank'),
+]
+# an all_reduce that does nothing, and a refusal that is none
+WRONG = [
+    ({**TWO, 'WITHOUT_ALL_REDUCE': '1'}, 'test_backend.py --backend gloo', 1,
+     'all_reduce of torch.float32: expected 3 in all 1000000 elements, found 1000000 others'),
+    ({**TWO, 'WITHOUT_ALL_REDUCE': '1'}, 'all_reduce_test.py --backend gloo --max-bytes 1024', 1,
+     'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
+    (ONE, 'test_refusal.py --backend gloo --device cpu', 1, 'MPICH_GPU_SUPPORT_ENABLED=0'),
+    ({**ONE, 'MPICH_GPU_SUPPORT_ENABLED': '0'}, 'test_refusal.py --backend gloo --device cpu', 1,
+     'expected a GPU, found cpu'),
+]
 
 
-def forks(installed, cases):
-    """Run them in the environment of an installation: what was printed on stdout; on stderr, and the statuses, of each."""
-    done = run([installed.python, '-c', FORKS, json.dumps(cases)], env={
-        **installed.env, 'PYTHONPATH': EXAMPLES, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_ports(len(cases))[0]),
-        'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'})
-    found = re.findall(r'(.*?)^\d+ ended with ([^\n]*)$', done.stderr, flags=re.M | re.S)
-    assert len(found) == len(cases), done.stderr
-    return done.stdout, found
+@pytest.fixture(scope='module')
+def ended(installed_pytorch, tmp_path_factory):
+    """All of these programs, in one process: [(statuses, stdout, stderr)] for each; and where they wrote."""
+    path, cases = tmp_path_factory.mktemp('programs'), RIGHT + REFUSED + WRONG
+    (path / 'local.py').write_text('import ranks; ranks.local_rank()')
+    words = [[settings, *program.format(path=path).split()] for settings, program, *_ in cases]
+    for word in words:
+        word[1] = str(EXAMPLES / word[1])
+    done = run([installed_pytorch.python, '-c', FORKS, json.dumps(words)], env={
+        **installed_pytorch.env, 'PYTHONPATH': EXAMPLES, 'MASTER_ADDR': '127.0.0.1',
+        'MASTER_PORT': str(free_ports(len(cases))[0]), 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'})
+    regex = re.compile(r'(.*?)^\d+ ended with \[([^\n]*)\]$', re.M | re.S)
+    out, err = (regex.findall(text) for text in (done.stdout, done.stderr))
+    assert len(out) == len(err) == len(cases), done.stderr
+    return [(statuses.split(', '), stdout, stderr) for (stdout, statuses), (stderr, _) in zip(out, err)], path
 
 
-def test_values_and_bandwidth(installed_pytorch, mpich, tmp_path):
-    cases = [({}, str(EXAMPLES / 'test_backend.py'), '--backend', 'gloo'),
-             ({}, str(EXAMPLES / 'all_reduce_test.py'), '--backend', 'gloo', '--max-bytes', '262144', '--repeat', '5',
-              '--json', str(tmp_path / 'result.json'))]
-    done = mpich.run(3, installed_pytorch.runscripts / 'conda-python-distributed', '-c', FORKS, json.dumps(cases),
-                     env={**installed_pytorch.env, 'PYTHONPATH': EXAMPLES, 'OMP_NUM_THREADS': '1'})
-    assert all(done.stderr.count(f'{number} ended with [0]') == 3 for number in range(len(cases))), done.stderr
-    values, *lines = done.stdout.splitlines()
-    assert values == 'All values are right: backend gloo, 3 ranks, cpu'
-    result = json.loads((tmp_path / 'result.json').read_text())
+def test_values_and_bandwidth(ended):
+    (statuses, values, stderr), (_, table, _) = ended[0][:2]
+    assert statuses == ['0'] * 3 and values.split('\n')[-2] == RIGHT[0][3], stderr
+    result = json.loads((ended[1] / 'result.json').read_text())
     sizes = [1024, 4096, 16384, 65536, 262144]
     assert [entry['bytes'] for entry in result['operations']] == sizes * 2
     assert (result['backend'], result['ranks'], result['device']) == ('gloo', 3, 'cpu')
@@ -403,44 +440,15 @@ def test_values_and_bandwidth(installed_pytorch, mpich, tmp_path):
         # 2 (n - 1) / n
         factor = {'all_reduce': 4 / 3, 'broadcast': 1}[entry['operation']]
         assert entry['bus_bandwidth_gb_per_s'] == pytest.approx(entry['bandwidth_gb_per_s'] * factor)
+    lines = table.strip().splitlines()
     assert lines[1].split() == ['operation', 'bytes', 'time', 'us', 'GB/s', 'bus', 'GB/s']
     assert len(lines) == 2 + len(result['operations'])
 
 
-def test_programs_say_what_is_wrong(installed_pytorch, tmp_path):
-    """Sizes that make no sense; a wheel without MPI; and without a launcher the local rank is not guessed."""
-    (tmp_path / 'local.py').write_text('import ranks; ranks.local_rank()')
-    cases = {
-        'all_reduce_test.py --min-bytes 4096 --max-bytes 1024': (2, 'error: --max-bytes 1024 is less than --min-bytes 4096'),
-        'all_reduce_test.py --max-bytes 4096 --min-bytes 6': (2, 'error: --min-bytes 6'),
-        'all_reduce_test.py --max-bytes 4096 --min-bytes 0': (2, 'error: --min-bytes 0'),
-        'all_reduce_test.py --max-bytes 4096 --factor 1': (2, 'error: --factor 1'),
-        'all_reduce_test.py --max-bytes 4096 --repeat 0': (2, 'error: --repeat 0'),
-        'test_imports.py --without-cuda': (1, 'torch.distributed: expected MPI, found none'),
-        f'{tmp_path}/local.py': (1, 'No launcher has set the local rank'),
-    }
-    commands = [case.split() for case in cases]
-    stdout, found = forks(installed_pytorch, [[{}, str(EXAMPLES / command[0]), *command[1:]] for command in commands])
-    for (status, message), (stderr, statuses) in zip(cases.values(), found):
-        assert message in stderr and statuses == f'[{status}]', stderr
-    assert 'All is there' not in stdout
-
-
-def test_checks_are_real(installed_pytorch):
-    """They fail with an all_reduce that does nothing, and with a refusal that is none; also where Python optimizes."""
+def test_programs_say_what_is_wrong(ended):
+    """And the checks are real, also where Python optimizes."""
     for path in EXAMPLES.glob('*.py'):
         assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(path.read_text()))), path
-    two = {'WORLD_SIZE': '2', 'WITHOUT_ALL_REDUCE': '1'}
-    one = {'WORLD_SIZE': '1', 'MPICH_GPU_SUPPORT_ENABLED': '1'}
-    cases = [
-        (two, ['test_backend.py'], 'all_reduce of torch.float32: expected 3 in all 1000000 elements, found 1000000 others'),
-        (two, ['all_reduce_test.py', '--max-bytes', '1024'],
-         'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
-        (one, ['test_refusal.py', '--device', 'cpu'], 'MPICH_GPU_SUPPORT_ENABLED=0'),
-        ({**one, 'MPICH_GPU_SUPPORT_ENABLED': '0'}, ['test_refusal.py', '--device', 'cpu'], 'expected a GPU, found cpu'),
-    ]
-    stdout, found = forks(installed_pytorch, [
-        [settings, str(EXAMPLES / program), '--backend', 'gloo', *args] for settings, (program, *args), _ in cases])
-    for (settings, _, message), (stderr, statuses) in zip(cases, found):
-        assert message in stderr and '0' not in statuses, stderr
-    assert 'are right' not in stdout and 'are refused' not in stdout
+    for (settings, _, status, message), (statuses, stdout, stderr) in zip(REFUSED + WRONG, ended[0][len(RIGHT):]):
+        assert message in stderr and str(status) in statuses and '0' not in statuses, (message, stderr)
+        assert not re.search('All is there|are right|are refused', stdout)

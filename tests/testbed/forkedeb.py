@@ -5,13 +5,12 @@ testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test tha
 
     done = forkedeb.eb(['Small.eb', '--rebuild'], env, cwd, timeout=300)    # as subprocess.run() of `eb` would
     script = forkedeb.command(directory / 'eb')     # for a shell script that calls `eb`
-
-With module='slingtorch' it is that command, most of whose time goes into importing EasyBuild.
+    process = forkedeb.Started(['Small.eb'], env, cwd, directory / 'output')    # to be watched and killed
 
 The child is what `eb` is: the same code as `python -O -m easybuild.main`, with exactly the environment and working
-directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file, so this is
-for runs that end by themselves; one to be watched, killed, or wrapped in another program wants a real `eb`
-(`EasyBuild(..., fresh=True)`, or a Popen). test_testbed.py::test_forked_eb_is_eb compares the two.
+directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file. One to be
+wrapped in another program wants a real `eb` (`EasyBuild(..., fresh=True)`, or a Popen).
+test_testbed.py::test_forked_eb_is_eb compares the two.
 
 The server is this file run as a program. It serves one process of pytest and ends with it.
 """
@@ -22,6 +21,7 @@ import gc
 import json
 import os
 import pathlib
+import select
 import shlex
 import signal
 import socket
@@ -58,7 +58,7 @@ class Server:
             self.process.wait()
 
     def run(self, args, env, cwd, timeout, module='easybuild.main'):
-        """Run `eb ARGS`, or another module; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
+        """Run `eb ARGS`; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
         with tempfile.TemporaryDirectory(dir=self.directory.name) as directory:
             out, err = pathlib.Path(directory, 'out'), pathlib.Path(directory, 'err')
             try:
@@ -68,23 +68,56 @@ class Server:
             return subprocess.CompletedProcess(['eb', *args], status, out.read_text(), err.read_text())
 
 
+def begin(connection, path, args, env, cwd, out, err, module='easybuild.main'):
+    """Let `eb ARGS` run, which writes to the files `out` and `err`; its process number, and where its status will come."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
+               'err': str(err), 'umask': umask, 'module': module}
+    connection.connect(path)
+    connection.sendall(json.dumps(request).encode() + b'\n')
+    answers = connection.makefile()
+    return int(answers.readline()), answers
+
+
 def ask(path, args, env, cwd, out, err, timeout=None, module='easybuild.main'):
-    """Run `eb ARGS`, or another module, which writes to the files `out` and `err`; its status. TimeoutError if it does not end in time."""
+    """Run `eb ARGS`; its status. TimeoutError if it does not end in time."""
     with socket.socket(socket.AF_UNIX) as connection:
-        umask = os.umask(0)
-        os.umask(umask)
-        request = {'module': module, 'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
-                   'err': str(err), 'umask': umask}
-        connection.connect(path)
-        connection.sendall(json.dumps(request).encode() + b'\n')
-        answers = connection.makefile()
-        pid = int(answers.readline())
+        pid, answers = begin(connection, path, args, env, cwd, out, err, module)
         connection.settimeout(timeout)
         try:
             return int(answers.readline())
         except BaseException:   # Ctrl-C as well: it is in a session of its own
             os.killpg(pid, signal.SIGKILL)
             raise
+
+
+class Started:
+    """An `eb` that runs, in a process group of its own.
+
+    :ivar pid: its process number, which is that of the group
+    :ivar returncode: its status, negative for a signal, as soon as it is known
+    """
+
+    def __init__(self, args, env, cwd, output):
+        self.output, self.returncode = pathlib.Path(output), None
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.pid, self.answers = begin(self.connection, the_server().socket, args, env, cwd, output, output)
+
+    def poll(self):
+        """Its status, or None while it runs."""
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            self.end()
+        return self.returncode
+
+    def end(self, timeout=300):
+        """All that it printed, when it has ended; status and output are there afterwards."""
+        if self.returncode is None:
+            self.connection.settimeout(timeout)
+            self.returncode = int(self.answers.readline())
+            self.answers.close()
+            self.connection.close()
+        return self.output.read_text()
 
 
 server = None
@@ -97,14 +130,19 @@ def can(env):
                                                             os.path.samefile(python, sys.executable))
 
 
-def eb(args, env, cwd, timeout=600, module='easybuild.main'):
+def eb(args, env, cwd, timeout=600):
     """Run `eb ARGS` in a fork: see above.
 
     :param env: the whole environment
     :return: CompletedProcess with text streams
     :raises subprocess.TimeoutExpired: after so many seconds; it and what it started in its session are killed
     """
-    return the_server().run(args, env, cwd, timeout, module)
+    return the_server().run(args, env, cwd, timeout)
+
+
+def slingtorch(args, env, cwd, timeout=600):
+    """Run `python -m slingtorch ARGS` in a fork, likewise: importing EasyBuild is a third of what it does."""
+    return the_server().run(args, env, cwd, timeout, 'slingtorch')
 
 
 def the_server():
@@ -136,7 +174,8 @@ def become_eb(request):
         os.close(opened)
     os.environ.clear()
     os.environ.update(request['env'])
-    if request['module'] == 'easybuild.main':   # what the script `eb` adds
+    if request['module'] == 'easybuild.main':
+        # what the script `eb` adds
         os.environ.update(PYTHONOPTIMIZE='1', FANCYLOGGER_IGNORE_MPI4PY='1',
                           EB_SCRIPT_PATH=os.path.join(os.path.dirname(sys.executable), 'eb'))
     sys.path[0:0] = [os.getcwd(), *filter(None, request['env'].get('PYTHONPATH', '').split(os.pathsep))]
@@ -206,7 +245,6 @@ def warm_up():
 
 def serve(path):
     """Answer each connection in a process of its own. Returns in a child that is to become `eb`: the request."""
-    import select
     del sys.path[0]     # that of this file, where easybuild.py is another one
     import easybuild.main  # noqa: F401
     warm_up()

@@ -7,9 +7,12 @@ pip unpacks and compiles itself for 3 to 6 s of processor time in each new envir
 
 import functools
 import hashlib
+import pathlib
 import shutil
 import subprocess
 import sys
+
+import pip
 
 from . import DIR, locked, run
 
@@ -42,10 +45,25 @@ def python3(python=sys.executable):
         if not (directory / 'bin/python3').exists():
             shutil.rmtree(directory, ignore_errors=True)
             (directory / 'bin').mkdir(parents=True)
-            subprocess.run([python, '-m', 'venv', directory / 'template'], check=True)
-            run([directory / 'template/bin/python', '-m', 'pip', 'install', '--quiet', '--upgrade', 'pip'])
+            subprocess.run([python, '-m', 'venv', '--without-pip', directory / 'template'], check=True)
+            # by the pip of the Python that runs this: one to begin with would be unpacked and compiled for nothing
+            run([directory / 'template/bin/python', pathlib.Path(pip.__file__).parent, 'install', '--quiet',
+                 '--disable-pip-version-check', '--ignore-installed', 'pip'])
             part = directory / 'part'
             part.write_text(SCRIPT.format(python=f"'{python}'", template=f"'{directory}/template'"))
             part.chmod(0o755)
             part.rename(directory / 'bin/python3')
     return directory / 'bin'
+
+
+PIP = """
+__path__ = [{path!r}]
+with open(__path__[0] + '/__init__.py') as source:
+    exec(source.read())
+"""
+
+
+def pip_files():
+    """Files of a wheel of pip for wheels.make_wheel(): one, which names the pip that was made before."""
+    path, = python3().parent.glob('template/lib/python3*/site-packages/pip')
+    return {'pip/__init__.py': PIP.format(path=str(path))}

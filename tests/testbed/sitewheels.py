@@ -7,11 +7,9 @@ import shutil
 import subprocess
 import sys
 
-import pip
-
 from slingtorch import sites
 
-from . import ROOT, cirrus, derecho, frontier, internet, run, wheels
+from . import ROOT, checked, cirrus, derecho, forkedeb, frontier, internet, quickvenv, wheels
 from .easybuild import EasyBuild
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -55,7 +53,7 @@ class Wheels:
             derecho.ToySources(path / 'sources').write_extension(extension.lower(), version)
         self.easyconfig = path / name
         # all the rest of it is used as it is
-        text = re.sub("index_urls = .*\n", '', self.text).replace("    'pip',\n", '')
+        text = re.sub("index_urls = .*\n", '', self.text)
         text = re.sub("python_versions = .*", f"python_versions = ['{PYTHON}']\nindex_urls = ['{self.index()}']", text)
         # that is for the real sources
         regex = r"        'patches': .*\n|        'checksums': \[\n(    .*\n)+?        \],\n"
@@ -67,7 +65,7 @@ class Wheels:
         packages = re.search(r"^python_packages = \[(.*?)^\]", self.text, re.M | re.S).group(1)
         # of some releases below 2, and of some below 80
         made = [wheels.make_wheel(self.path / 'files', name.replace('-', '_'), '1.26.4',
-                                  files={f'{name}/__init__.py': ''})
+                                  files=quickvenv.pip_files() if name == 'pip' else {f'{name}/__init__.py': ''})
                 for name in re.findall(r"^    '([\w-]+)(?:<\d+)?',", packages, re.M)]
         for name, wanted in re.findall(r"^    '(torch\w*)==(\S+)',", packages, re.M):
             wanted = wanted.replace('%(version)s', version)
@@ -94,7 +92,7 @@ class Wheels:
         """The command, of this checkout; pip knows no index of its own."""
         env = {**os.environ, **self.eb.env, 'PYTHONPATH': str(ROOT), 'PIP_CONFIG_FILE': os.devnull,
                'PIP_INDEX_URL': (self.path / 'empty').as_uri()}
-        return run([sys.executable, '-m', 'slingtorch', *args], env=env)
+        return checked(forkedeb.slingtorch(args, env, self.path))
 
     def install(self):
         """What a user types: eb makes the lock file on the way. Sources of extensions are stand-ins."""
@@ -209,9 +207,8 @@ class Shipped:
             files = Wheels.torch(self, version)
             requires = ['numpy', 'pytorch-triton-rocm==2.2.0' if linux else 'triton-rocm==3.6.0']
         elif name == 'pip':
-            # a real one: eb asks it whether the packages fit together
-            real = pathlib.Path(pip.__file__).parent
-            files = {f'pip/{path.relative_to(real)}': path.read_bytes() for path in real.rglob('*.py')}
+            # eb asks it whether the packages fit together
+            files = quickvenv.pip_files()
         return wheels.make_wheel(self.path / 'files', name, version, files=files, requires=requires, tag=tag)
 
     def install(self):

@@ -17,14 +17,12 @@ from . import DIR, easybuild, forkedeb, locked, missing, run
 
 COMMANDS = ('bash', 'sh', 'env', 'cat', 'chmod', 'false', 'id', 'kill', 'ls', 'mkdir', 'mktemp', 'mv', 'readlink', 'rm',
             'rmdir', 'sed', 'sleep', 'stat', 'touch', 'true', 'uname')
-RECIPE = 4
+RECIPE = 5
 """Raised when images made by an earlier version of this file must be made again."""
 
 ENSUREPIP = '''
 def _main(argv=None):
-    import glob, shutil, site, sys
-    for source in glob.glob('/usr/lib/python3/dist-packages/pip*'):
-        shutil.copytree(source, f'{site.getsitepackages()[0]}/{source.rsplit("/", 1)[1]}')
+    import shutil, sys
     with open('/usr/bin/pip') as script:
         text = script.read().replace('/usr/bin/python3', sys.executable)
     for name in ('pip', 'pip3'):
@@ -32,7 +30,7 @@ def _main(argv=None):
             script.write(text)
         shutil.copymode('/usr/bin/pip', script.name)
 '''
-"""In the image: pip as the image has it, copied, as testbed.quickvenv does outside; unpacking its wheel takes 5 s."""
+"""In the image: the commands of the pip that the image has, as testbed.quickvenv has them; to unpack one takes 5 s."""
 
 
 def fake_sif(path, size=100_000, holes=False):
@@ -154,8 +152,7 @@ def file_system(root, python=True):
         (root / 'usr/bin' / name).symlink_to(version)
     library = root / f'usr/lib/{version}'
     shutil.copytree(f'/usr/lib/{version}', library, symlinks=True, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns('__pycache__', 'test', 'idlelib', 'tkinter', 'config-*',
-                                                  'dist-packages'))
+                    ignore=shutil.ignore_patterns('test', 'idlelib', 'tkinter', 'config-*', 'dist-packages'))
     for module in (library / 'lib-dynload').glob('*.so'):
         for source in libraries(module):
             add(root, source)
@@ -176,9 +173,8 @@ def file_system(root, python=True):
     (environment / 'pyvenv.cfg').write_text('home = /usr/bin\ninclude-system-site-packages = false\n')
     package(environment / f'lib/{version}/site-packages', 'inside', '1.0')
     (library / 'ensurepip/__init__.py').write_text(ENSUREPIP)
-    # compiled, as in any image: Python takes three times as long to start otherwise
-    run([real, '-m', 'compileall', '-q', '--invalidation-mode', 'unchecked-hash', '-s', root, '-p', '/', library, packages],
-        timeout=600)
+    # compiled, as in any image: Python takes three times as long to start otherwise. What is so already is left
+    run([real, '-m', 'compileall', '-q', '-s', root, '-p', '/', library, packages], timeout=600)
 
 
 def package(directory, name, version):

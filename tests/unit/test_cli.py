@@ -36,7 +36,7 @@ def environ(tmp_path):
 
 def run(args, env):
     """Run slingtorch, with EasyBuild imported once for all; the CompletedProcess."""
-    return forkedeb.eb(args, env, '/', module='slingtorch')
+    return forkedeb.slingtorch(args, env, '/')
 
 
 def fresh(args, env):
