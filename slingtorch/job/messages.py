@@ -150,7 +150,7 @@ class Child:
             return 'unknown'
         status = os.waitpid(self.pid, 0)[1]
         self.errors.seek(0)
-        last = [line.decode(errors='replace').strip()[:600] for line in self.errors if line.strip()][-1:]
+        last = [line.decode(errors='replace').strip()[:600] for line in self.errors if re.search(rb'\w', line)][-1:]
         for stream in self.pipe, self.errors:
             stream.close()
         self.status = ': '.join([str(-os.WTERMSIG(status) or os.WEXITSTATUS(status))] + last)

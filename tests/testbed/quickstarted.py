@@ -12,8 +12,6 @@ import os
 import pathlib
 import shutil
 
-from slingtorch import quickstart
-
 from . import DIR, ROOT, clean_environ, copy_of_checkout, easybuild, locked, run
 
 EASYCONFIG = 'easyconfigs/p/PyTorch/PyTorch-2.13.0-local-cpu.eb'
@@ -68,6 +66,7 @@ class Place:
 
     def start(self):
         """Clone, and run ./quickstart."""
+        from slingtorch import quickstart   # not before conftest.py has chosen which slingtorch is tested
         for path in (self.home, self.prefix, self.other, self.checkout):
             shutil.rmtree(path, ignore_errors=True)
         self.home.mkdir()
