@@ -227,7 +227,16 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
     assert done.returncode != 0 and 'does not pin alpha==1.0, beta: remove the lock file' in said(done)
     made.unlink()
-    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--fetch', env=tiny.pip_env))
+    # the Python that asks what there is may be that of a module
+    own = tiny.dir / 'modules/own'
+    own.mkdir(parents=True)
+    (own / '1.lua').write_text(f'prepend_path("PATH", "{own}")\n')
+    (own / 'python-of-a-module').write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (own / 'python-of-a-module').chmod(0o755)
+    tiny.write("['alpha==1.0', 'beta']", options="dependencies = [('own/1', EXTERNAL_MODULE)]\n"
+                                                 "python_command = 'python-of-a-module'")
+    env = {**tiny.pip_env, 'MODULEPATH': own.parent}
+    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--fetch', env=env))
 
 
 def test_forgotten_checksum_is_said(tiny, eb_env):
