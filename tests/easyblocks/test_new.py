@@ -249,5 +249,9 @@ def test_a_name_that_is_a_path(project, name):
 
 def test_on_something_else(project):
     project.write('requirements.txt', 'alpha\n')
+    text = project.on.read_text()
+    project.on.write_text(text + "wheel_platform = ['manylinux_2_28_s390x']\n")
+    assert 'has no wheel for the processor type' in project.refused('requirements.txt')
+    project.on.write_text(text)
     project.on.with_suffix('.lock').unlink()
     assert 'is not a PythonVenv easyconfig with a lock file of PyTorch' in project.refused('requirements.txt')
