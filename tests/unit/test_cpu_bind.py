@@ -194,6 +194,14 @@ def test_machine_with_four_gpus(cpu_bind, tmp_path):
         'mask_cpu:0xffff000000000000,0xffff00000000,0xffff0000,0xffff'
 
 
+def test_cores_near_a_gpu_are_offline(cpu_bind, tmp_path):
+    machine = Machine(tmp_path, ['0-15', '16-31'], devices=[(*A100, '0-15'), (*A100, '32-47')])
+    done = cpu_bind('-n', '2', **machine.env)
+    assert (done.returncode, done.stdout) == (1, '')
+    assert 'no online core is near the GPU /sys/bus/pci/devices/0000:01:00.0. Give the cores of each GPU in ' \
+        'SLINGTORCH_CPU_GPU_MAP' in done.stderr
+
+
 def test_machine_without_gpus(cpu_bind, tmp_path):
     machine = Machine(tmp_path, ['0,2,4,6', '1,3,5,7'], devices=[OF_THE_BOARD])
     assert cpu_bind('-n', '2', '--pals', **machine.env).stdout.strip() == 'list:0,2,4,6:1,3,5,7'
