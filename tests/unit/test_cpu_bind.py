@@ -198,7 +198,7 @@ def test_cores_near_a_gpu_are_offline(cpu_bind, tmp_path):
     machine = Machine(tmp_path, ['0-15', '16-31'], devices=[(*A100, '0-15'), (*A100, '32-47')])
     done = cpu_bind('-n', '2', **machine.env)
     assert (done.returncode, done.stdout) == (1, '')
-    assert 'no online core is near the GPU /sys/bus/pci/devices/0000:01:00.0. Give the cores of each GPU in ' \
+    assert f'no online core is near the GPU {tmp_path}/sys/bus/pci/devices/0000:01:00.0. Give the cores of each GPU in ' \
         'SLINGTORCH_CPU_GPU_MAP' in done.stderr
 
 
