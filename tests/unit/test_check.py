@@ -455,6 +455,16 @@ def test_wrong_interface_name(job, value):
     assert says in only(job.run()[2], 'interface')[0]
 
 
+@pytest.mark.parametrize('several, env, yellow', [(True, {}, True), (False, {}, False),
+                                                  (True, {'NCCL_SOCKET_IFNAME': 'hsn'}, False)])
+def test_nccl_has_to_be_told_the_interfaces_of_slingshot(tmp_path, several, env, yellow):
+    for name in ('eth0', 'hsn0'):
+        (tmp_path / 'sys/class/net' / name).mkdir(parents=True)
+    report = findings.Report(0)
+    look.look_at_interfaces(Machine(env, str(tmp_path)), report, several)
+    assert ['NCCL may use the management network' in finding.text for finding in report.having('yellow')] == [True] * yellow
+
+
 def test_what_gloo_alone_is_told_stops_no_job_with_gpus(job):
     with_gpus(job)
     job.env.update(GLOO_SOCKET_IFNAME='hsn', NCCL_SOCKET_IFNAME='=hsn0,eth0')     # one that is there suffices for NCCL
