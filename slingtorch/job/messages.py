@@ -9,6 +9,8 @@ import math
 import os
 import re
 import signal
+import socket
+import struct
 import tempfile
 import time
 import traceback
@@ -22,6 +24,8 @@ OVER = 117
 LOOK = 0.02
 # bytes of a message at most: a node sends 2.4 kB, or 60 kB if its ranks all differ in some variables
 MOST = 256 << 10
+# levels of lists and dictionaries in it at most
+DEEPEST = 20
 
 
 def one_line(text: object) -> str:
@@ -42,9 +46,17 @@ def load(data: bytes) -> 'Any':
     if len(data) > MOST:
         raise ValueError("%d bytes" % len(data))
     try:
-        return json.loads(data.decode(), parse_int=number, parse_float=number, parse_constant=number)
+        thing = json.loads(data.decode(), parse_int=number, parse_float=number, parse_constant=number)
     except RecursionError:
         raise ValueError("nested too deeply")
+    level, depth = [thing], 0   # type: list, int
+    while level:    # pickle and copy.deepcopy() bear less than json
+        level = [part for one in level if isinstance(one, (list, dict))
+                 for part in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("nested too deeply")
+    return thing
 
 
 def dump(thing: 'Any') -> bytes:
@@ -83,6 +95,15 @@ def scratch_file() -> 'Any':
         return None     # limits.py reports it
 
 
+def drop_inherited() -> None:
+    """Redirect what the launcher has left open, such as PMI_FD: an MPI in a child would answer for the rank."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(OSError):      # the descriptor of listdir
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                os.dup2(nothing, int(name))     # not closed, since another file would get the number
+
+
 class Child:
     """
     A function in a fork of this process, so that a crash or a hang in a library becomes a finding.
@@ -98,6 +119,10 @@ class Child:
         # a file: nobody reads until the end, and its output may exceed a pipe's capacity
         self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.pipe, pipe = Pipe()
+        # recv() has no limit, but the child may stop in the middle of a message, or a library write there
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as own:
+            for option in socket.SO_RCVTIMEO, socket.SO_SNDTIMEO:
+                own.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', 5, 0))
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')     # of other threads, since Python 3.12: those of libraries do no harm
             self.pid, self.status = os.fork(), ''
@@ -109,7 +134,8 @@ class Child:
                 # PR_SET_PDEATHSIG (linux/prctl.h): it ends with this process
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
                 nothing = os.open(os.devnull, os.O_RDWR)
-                for number, stream in enumerate((nothing, nothing, self.errors.fileno())):
+                # stderr first: if the rank has no stdin, the file may be descriptor 0
+                for number, stream in ((2, self.errors.fileno()), (1, nothing), (0, nothing)):
                     os.dup2(stream, number)
                 function(pipe, *arguments)
                 status = OVER

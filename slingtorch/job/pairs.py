@@ -107,7 +107,16 @@ class Exchange:
 
 
 def play(pipe: 'Any') -> None:
-    """In a messages.Child: join, measure in every round, and say rank 0's verdict."""
+    """In a messages.Child: take_part(), or what went wrong."""
+    messages.drop_inherited()
+    try:
+        take_part(pipe)
+    except BaseException as err:    # every error is an answer
+        pipe.send({'error': str(err) if isinstance(err, meet.NotMet) else first_lines(err)})
+
+
+def take_part(pipe: 'Any') -> None:
+    """Join, measure in every round, and say rank 0's verdict."""
     environ, log, begin, machine = os.environ, messages.scratch_file(), time.monotonic(), Machine()
     nccl.log_into(environ, log)
     ends, gpus, error, paired = [], 0, '', False    # type: list, int, str, bool
@@ -125,8 +134,10 @@ def play(pipe: 'Any') -> None:
     # in meet.py, other nodes have ranks from 1; here also that of rank 0. Others may take long to import PyTorch
     said = store.join({'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1, 'error': error,
                        'gpus': gpus, 'rates': machine.line_rates()}, time.monotonic() + 2 * seconds)
+    if not messages.has_form(said, {'ring': [int], 'rounds': int}) or not 0 <= said['rounds'] <= len(said['ring']):
+        raise meet.NotMet("the node of rank 0 sent a message that this version of slingtorch does not know")
     ring, own, longest = said['ring'], store.number, said['rounds'] * (LIMIT + LATER)
-    pipe.send(longest)      # whoever is silent for longer hangs
+    pipe.send({'longest': longest})     # whoever is silent for longer hangs
     for turn in range(said['rounds'] if own in ring else 0):
         end = time.monotonic() + LIMIT + LATER
         for pair in ([ring[place] for place in places] for places in pairs_of(turn, len(ring))):
@@ -142,5 +153,5 @@ def play(pipe: 'Any') -> None:
         with contextlib.suppress(meet.NotMet):  # one hangs
             store.get('next-%d' % turn, end)
     best = [each.best or each.why for each in ends if paired]
-    pipe.send(store.report({'best': best, **(nccl.heard(log) if gpus and log else {})},
-                           time.monotonic() + longest + SLACK))
+    pipe.send({'word': store.report({'best': best, **(nccl.heard(log) if gpus and log else {})},
+                                    time.monotonic() + longest + SLACK)})

@@ -146,11 +146,11 @@ class Probe:
         thing, seconds = self.pipe.recv()
         end = time.monotonic() + seconds
         if self.environ['RANK'] == '0':
-            self.pipe.send({'reports': self.store.reports(thing, end)})
+            self.say(reports=self.store.reports(thing, end))
             self.store.word(self.pipe.recv()[0], len(self.nodes))
-            self.pipe.send({'heard': True})
+            self.say(heard=True)
         else:
-            self.pipe.send({'word': self.store.report(thing, end)})
+            self.say(word=self.store.report(thing, end))
 
 
 # Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.
@@ -175,6 +175,7 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
     """What the process does, in a messages.Child; `words`: what Python will run."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
+    messages.drop_inherited()
     probe, trial = Probe(pipe), None  # type: Any, Any
     try:
         torch = probe.load()

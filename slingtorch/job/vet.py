@@ -105,13 +105,13 @@ def run(machine: Machine, args: 'Any') -> int:
     try:
         if environ['RANK'] == '0':
             return conduct(environ, seconds, args)
-        longest = child.hear(time.monotonic() + 3 * seconds)
-        word = None if longest is None else child.hear(time.monotonic() + longest + 2 * pairs.SLACK)
-        if word is None:
-            status, _, error = child.end().partition(': ') if child.ended() else ('', '', "no answer in time")
-            raise gather.PeerLost(re.sub(r'^\S*NotMet: ', '', error) if error and status in ('', '1') else
-                                  "it ended with status %s: %s" % (status, error))
-        return 0 if word == '0' else 1
+        said = child.hear(time.monotonic() + 3 * seconds) or {}
+        if 'longest' in said:
+            said = child.hear(time.monotonic() + said['longest'] + 2 * pairs.SLACK) or {}
+        if 'word' not in said:
+            why = "it ended with status " + child.end() if child.ended() else "no answer in time"
+            raise gather.PeerLost(one_line(said.get('error', why))[:600])
+        return 0 if said['word'] == '0' else 1
     finally:
         child.end()
 

@@ -162,7 +162,7 @@ def installed(easyconfig, tool, *options, env=None):
             shutil.rmtree(prefix / 'software/.locks', ignore_errors=True)
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
             eb = EasyBuild(prefix, tool, fresh=True)
-            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', *options, timeout=1800, env=env)
+            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', *options, timeout=5400, env=env)
     installation = Installation(module, prefix / 'modules/all', tool)
     installation.use = use  # open as long as this run lasts: remove_unless_used()
     return installation

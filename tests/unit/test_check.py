@@ -874,6 +874,33 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, monkeypatch, code, say
     assert result.get('level') == ('yellow' if late else None)
 
 
+def test_what_the_launcher_left_open_is_not_the_childs():
+    """Such as PMI_FD of mpiexec: an MPI that an import starts would answer for the rank."""
+    left, mine = os.pipe()
+    os.set_inheritable(left, True)
+
+    def look_there(pipe):
+        messages.drop_inherited()
+        pipe.send([os.readlink('/proc/self/fd/%d' % number) for number in (left, mine)])
+
+    child = messages.Child(look_there)
+    there, own = child.hear(time.monotonic() + 60)
+    assert there == '/dev/null' and own.startswith('pipe:')
+    child.end()
+    os.close(left)
+    os.close(mine)
+
+
+def test_a_library_that_writes_where_messages_come_stops_nobody():
+    def write(pipe):
+        os.write(pipe.fileno(), b'cmd=init pmi_version=1')
+        pipe.recv()
+
+    child, begin = messages.Child(write), time.monotonic()
+    assert child.hear(begin + 1) is None and time.monotonic() - begin < 60
+    assert child.end() == '-9'
+
+
 def test_a_process_that_dies_after_it_has_met_others_can_no_longer_be_asked(monkeypatch):
     def run(pipe, *_):
         pipe.send({'met': True, 'imported': 1, 'phase': 'collective'})

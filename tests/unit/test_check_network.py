@@ -835,6 +835,7 @@ IMPORTS = {
                                                       'import inside\n'}, False, 'No module named'),
     'after a path that a loop adds': ({'train.py': 'import sys\nfor place in ["lib"]:\n    sys.path += [place]\nimport inside\n'},
                                       False, 'No module named'),
+    'closes what is open': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.closerange(3, 99)'}, None, ''),
     'what fails beside PyTorch': ({'train.py': 'import shapes\n', 'shapes.py': 'raise ImportError("static TLS block")'}, False,
                                   'static TLS block'),
     'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, True,

@@ -240,7 +240,8 @@ def store(**kept):
 
 
 COMES = {'node': 'n2', 'rank': 4, 'ranks': 4}
-RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1)]
+RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1),
+           b'{"node": "n2", "rank": 4, "ranks": 4, "more": %s}' % (b'[' * 500 + b']' * 500)]
 
 
 def test_nodes_of_one_machine_meet_by_their_networks(tmp_path, monkeypatch):
