@@ -96,7 +96,10 @@ def scratch_file() -> 'Any':
 
 
 def drop_inherited() -> None:
-    """Redirect what the launcher has left open, such as PMI_FD: an MPI in a child would answer for the rank."""
+    """
+    Redirect what the launcher has left open, such as PMI_FD: an MPI in a child would answer for the rank, whose own
+    MPI_Init then fails (seen with MPICH's mpiexec.hydra: "expecting cmd=, got response_to_init").
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir('/proc/self/fd'):
         with contextlib.suppress(OSError):      # the descriptor of listdir
