@@ -180,8 +180,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             # these link the driver's library; a node without GPU has only a stub of it
             ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
-        if ldflags:
-            setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
+        setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
         return [word for option, word in options if option not in given and (known is None or option in known)]
 
     def configure_step(self, *args, **kwargs):
@@ -208,8 +207,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
                                  "add Autotools to the builddependencies, or install the packages autoconf, automake "
                                  "and libtool", self.name, self.version, ', '.join(missing))
         # since 1.19 the version comes from git, possibly from an unrelated repository around the build directory
-        if os.path.exists(os.path.join('m4', 'get_version.sh')) and not os.path.exists('.release_version'):
-            write_file('.release_version', self.version + '\n')
+        write_file('.release_version', self.version + '\n')
         run_shell_cmd('sh ./autogen.sh')
 
     def library_names(self):

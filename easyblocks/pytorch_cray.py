@@ -153,9 +153,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         self.limit_jobs()
 
         own_prefix = [self.installdir]
-        options = ['USE_DISTRIBUTED=1', 'USE_MPI=1', 'USE_IBVERBS=0', 'BUILD_TEST=0']
-        if self.full_version() != self.version:
-            options.append('PYTORCH_BUILD_VERSION=' + self.full_version())
+        options = ['USE_DISTRIBUTED=1', 'USE_MPI=1', 'USE_IBVERBS=0', 'BUILD_TEST=0',
+                   'PYTORCH_BUILD_VERSION=' + self.full_version()]
         options += self.cuda_options() + self.rocm_options(own_prefix) + self.ccache_options()
         if not (self.root('CUDA') or self.root('ROCm')):
             options += ['USE_NCCL=0', 'USE_CUDNN=0']
@@ -201,8 +200,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def limit_jobs(self):
         """Limit the number of parallel compilations to what memory allows."""
         memory = (Machine().free_memory()[0] or 0) / 2.0 ** 30
-        if not memory:
-            return
         jobs = max(1, min(self.cfg.parallel, int(memory / MEMORY_PER_JOB)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may need %s GiB, and EasyBuild "
                   "allows %s jobs (--max-parallel)" % (jobs, memory, MEMORY_PER_JOB, self.cfg.parallel))

@@ -300,6 +300,37 @@ def test_options_for_rocm(block, monkeypatch, tmp_path):
                        '--disable-tests']
 
 
+@pytest.mark.parametrize('version, links', [('1.7.4', False), ('1.8.0', True), ('1.9.0', True), ('1.9.1', False)])
+def test_releases_that_link_the_driver(block, monkeypatch, tmp_path, version, links):
+    """A build node has but the stub of its library."""
+    for name, header in [('LIBFABRIC', 'rdma/fabric.h'), ('CUDA', 'cuda_runtime.h')]:
+        write(tmp_path / name / 'include' / header, '')
+        monkeypatch.setenv('EBROOT' + name, str(tmp_path / name))
+    monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    plugin(block, version).configure_options({'libfabric', 'cuda'})
+    assert (f'-L{tmp_path}/CUDA/lib/stubs' in os.environ['LDFLAGS'].split()) is links
+
+
+def test_no_autotools(block, monkeypatch):
+    monkeypatch.setattr(block, 'which', lambda command, **_: command if command == 'automake' else None)
+    with pytest.raises(block.EasyBuildError, match='no configure script, and autoconf, libtoolize to make one is missing'):
+        plugin(block, '1.6.0').make_configure()
+
+
+@pytest.mark.parametrize('patch, version', [('#define NCCL_PATCH 5\n', '2.21.5'), ('', '2.20.3')])
+def test_version_of_nccl(block, monkeypatch, tmp_path, patch, version):
+    """Its header's; the module's where the header has another form."""
+    write(tmp_path / 'include/nccl.h', '#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n' + patch)
+    monkeypatch.setenv('EBROOTNCCL', str(tmp_path))
+    monkeypatch.setenv('EBVERSIONNCCL', '2.20.3')
+    assert plugin(block, '1.6.0').nccl_in_use() == ('NCCL', version)
+
+
+def test_plugin_that_is_no_library(block, tmp_path):
+    with pytest.raises(block.EasyBuildError, match='The plugin cannot be read: '):
+        block.exported_apis(str(write(tmp_path / 'libnccl-net.so', 'a page to log in')))
+
+
 # --- real eb
 
 

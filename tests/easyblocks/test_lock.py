@@ -308,6 +308,31 @@ def test_versions_that_are_pinned():
         'torch': '2.10.0+rocm7.1'}
 
 
+@pytest.mark.parametrize('output, words', [
+    ('alpha @ https://a/alpha-1.0.tar.gz', "'alpha @ https://a/alpha-1.0.tar.gz' has no version: only packages of an index"),
+    ('alpha==1.0\n    # from https://a/simple', r'The index gives no sha256 for alpha 1.0 \(https://a/simple\)')])
+def test_what_cannot_be_locked(output, words):
+    with pytest.raises(RuntimeError, match=words):
+        lockfile.packages_of_uv(output, '', [], [])
+
+
+def test_lock_file_that_cannot_be_written(tmp_path, monkeypatch):
+    """As of an easyconfig of a centre's."""
+    recipe = {'lock_file': str(tmp_path / 'a.lock')}
+    monkeypatch.setattr(lock, 'read_easyconfig', lambda _: recipe)
+    monkeypatch.setattr(lock.os, 'access', lambda *_: False)
+    with pytest.raises(RuntimeError, match=f'but {tmp_path} cannot be written. Copy .*: slingtorch lock ./a.eb; eb ./a.eb'):
+        lock.lock(str(tmp_path / 'a.eb'), print)
+    # nor the checksum, in an easyconfig of another form
+    monkeypatch.undo()
+    monkeypatch.setattr(lock, 'read_easyconfig', lambda _: recipe)
+    monkeypatch.setattr(lockfile, 'lock', lambda *_: (tmp_path / 'a.lock').write_text(''))
+    (tmp_path / 'a.eb').write_text("sources = ['a.lock', 'b']\n")
+    said = []
+    lock.lock(str(tmp_path / 'a.eb'), said.append)
+    assert said == [f'now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force {tmp_path}/a.eb']
+
+
 def test_index_that_pip_asks_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv('PIP_INDEX_URL', 'https://centre/simple')
     assert re.match('https://[^/]+/simple$', lockfile.default_index(sys.executable))

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """`slingtorch new`: a project becomes an easyconfig and a lock file, which real `eb` installs; and what it refuses."""
+import contextlib
 import os
 import pathlib
 import re
 import sys
+import types
 
 import pytest
 
+from slingtorch.commands import new
 from testbed import ROOT, checked, forkedeb, run, wheels
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -217,6 +220,37 @@ def test_requirements_that_cannot_be_had(project, lines, says):
     said = project.refused(project.write('requirements.txt', lines).name)
     for text in says:
         assert text in said
+
+
+def test_extras_of_a_pyproject(tmp_path):
+    """Of a package that is built, or of its lists."""
+    path = tmp_path / 'pyproject.toml'
+    path.write_text(PROJECT + BACKEND)
+    wanted, marker = new.read_project('uv', str(path), ['more'], {})
+    assert (wanted.projects, wanted.lines, marker) == ([(str(tmp_path), '[more]')], [], "(python_full_version >= '3.8')")
+    path.write_text(PROJECT)
+    with pytest.raises(RuntimeError, match="pyproject.toml does not have 'none'"):
+        new.read_project('uv', str(path), ['none'], {})
+
+
+@pytest.mark.parametrize('roles, role, version', [
+    (['gpu', 'python'], 'build eb CondaPython/3.12', '3.12'), (['gpu'], 'build eb CondaPython/3.12', PYTHON),
+    (['python'], 'cray-python/3.9.1', None), (['python'], None, PYTHON)])
+def test_python_of_the_site(roles, role, version):
+    """Where the easyconfig asks for it; else the one in $PATH."""
+    site = types.SimpleNamespace(generations={'a': {'python': role} if role else {}}, generation=lambda *_: 'a')
+    on = {'site_dependencies': roles, 'file': 'X.eb', 'python_versions': ['3.12', PYTHON]}
+    with contextlib.nullcontext() if version else pytest.raises(
+            RuntimeError, match=r"the site's role python \(cray-python/3.9.1\) is Python 3.9. Load"):
+        assert new.chosen_python(None, site, on) == version
+
+
+def test_wheels_of_a_page(tmp_path):
+    """As --find-links takes it."""
+    page = tmp_path / 'page.html'
+    page.write_text('<a href="flash-1.0%2Bcu12torch2.9-py3-none-any.whl">a</a> <a href="flash-1.1%2Bcu12torch2.8-x.whl">b</a>')
+    with pytest.raises(RuntimeError, match=rf'These wheels fit: file://{tmp_path}/flash-1.0\+cu12torch2.9-py3-none-any.whl. '):
+        new.check_for_torch('flash==1.1+cu12torch2.8 \\\n', {'pins': {'torch': '2.9.1'}, 'file': 'X.eb'}, [page.as_uri()])
 
 
 def test_a_python_that_the_cluster_lacks(project):

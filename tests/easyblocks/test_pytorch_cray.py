@@ -151,7 +151,8 @@ def venv(installed):
     text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = []", text, flags=re.M | re.S)
     text = re.sub(r"    \('torchvision'.*?^    }\),\n", '', text, flags=re.M | re.S)
     text = text.replace("'run conda', ", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
-    path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n")
+    path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n"
+                    "gpu_visibility = 'CUDA_VISIBLE_DEVICES'\n")
     installed(easyconfig=str(path))
     return installed.eb.prefix / 'software/PyTorch/2.4.0-derecho-venv'
 
@@ -160,7 +161,7 @@ def test_one_environment_after_the_other(installed, venv):
     """What only the first one sets is gone in the second, and everything afterwards."""
     first = installed.root / 'etc/conda/activate.d/slingtorch.sh'
     script = f"""
-        show() {{ printf '%s\\n' "${{ONLY_HERE-unset}} ${{RUNSCRIPTS-unset}} ${{NCCL_SOCKET_IFNAME-unset}}"; }}
+        show() {{ printf '%s\\n' "${{ONLY_HERE-unset}} ${{RUNSCRIPTS-unset}} ${{NCCL_SOCKET_IFNAME-unset}} ${{SLINGTORCH_GPU_VISIBILITY-}}"; }}
         export NCCL_SOCKET_IFNAME=eth7
         . {venv}/bin/activate; show
         . {first}; show
@@ -170,8 +171,8 @@ def test_one_environment_after_the_other(installed, venv):
     """
     done = run(['bash', '--noprofile', '--norc', '-c', script], env={'PATH': '/usr/bin:/bin'}, check=False)
     assert done.stdout.splitlines() == [
-        f'yes {venv}/runscripts hsn', f'unset {installed.root}/runscripts hsn', f'yes {venv}/runscripts hsn',
-        'unset unset eth7', '0']
+        f'yes {venv}/runscripts hsn CUDA_VISIBLE_DEVICES', f'unset {installed.root}/runscripts hsn ',
+        f'yes {venv}/runscripts hsn CUDA_VISIBLE_DEVICES', 'unset unset eth7 ', '0']
 
 
 def test_environment_as_one_image(installed, venv, lmod, tmp_path):
@@ -338,6 +339,8 @@ def test_no_mpi_linked(process):
     assert 'torch.distributed has no MPI: CMake did not find MPI' in wrong
     assert 'torch.__config__ does not contain USE_MPI=ON' in wrong
     assert 'No library of PyTorch is linked with MPI' in wrong and 'but with none' in wrong
+    process.expected['mpi'] = None
+    assert "It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI" in process.wrong()
 
 
 def test_wrong_versions(process):

@@ -234,6 +234,13 @@ def test_processors_alone(site, without_ccache):
     assert 'gtl' not in environ['LDFLAGS']
 
 
+def test_cuda_alone(site):
+    """NCCL is PyTorch's own then."""
+    options = site.works(drop=['cudnn', 'nccl', 'nccl_plugin'])[0]
+    assert (options['USE_CUDA'], options['USE_NCCL']) == ('1', '1')
+    assert not {'USE_SYSTEM_NCCL', 'NCCL_ROOT', 'CUDNN_LIB_DIR'}.intersection(options)
+
+
 def test_rocm(own_site):
     """Options, hipify, and the list of architectures, which has to be there."""
     rocm = own_site.derecho.prefix('/opt/rocm-6.4.1')
@@ -243,8 +250,10 @@ def test_rocm(own_site):
     cray = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
     cray.write_text(cray.read_text() + f'setenv("PE_MPICH_GTL_DIR_amd_gfx90a", "-L{gtl.parent}")\n')
     metadata = own_site.derecho.metadata
-    metadata.write_text(metadata.read_text() + f'\n[rocm/6.4.1]\nname = ROCm\nversion = 6.4.1\nprefix = {rocm}\n')
-    lines = ["mpi_gtl = 'hsa'", "dependencies = [('rocm/6.4.1', EXTERNAL_MODULE)]"]
+    own_site.derecho.module(own_site.derecho.modulepath, 'rccl/2.22', '')
+    metadata.write_text(metadata.read_text() + f'\n[rocm/6.4.1]\nname = ROCm\nversion = 6.4.1\nprefix = {rocm}\n'
+                        f'\n[rccl/2.22]\nname = RCCL\nversion = 2.22\nprefix = {rocm}/own\n')
+    lines = ["mpi_gtl = 'hsa'", "dependencies = [('rocm/6.4.1', EXTERNAL_MODULE), ('rccl/2.22', EXTERNAL_MODULE)]"]
     assert 'List of AMD GPU architectures must be specified' in own_site.fails(*lines, drop=NO_GPU)
     lines.append("amdgcn_capabilities = ['gfx90a', 'gfx942']")
     assert 'tools/amd_build/build_amd.py' in own_site.fails(*lines, drop=NO_GPU)  # the toy has none
@@ -254,6 +263,7 @@ def test_rocm(own_site):
     assert (options['USE_ROCM'], options['USE_CUDA'], options['USE_NCCL']) == ('1', '0', '1')
     assert (environ['PYTORCH_ROCM_ARCH'], environ['ROCM_PATH']) == ('gfx90a;gfx942', str(rocm))
     assert f'-L{gtl.parent} -lmpi_gtl_hsa' in environ['LDFLAGS']
+    assert environ['RCCL_PATH'] == f'{rocm}/own' and f';{rocm}/own' in options['CMAKE_PREFIX_PATH']
     assert list(own_site.path.rglob('hipified'))
 
 

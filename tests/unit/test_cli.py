@@ -525,6 +525,63 @@ def test_a_module_of_another_site_is_renewed_with_its_site_and_groups():
         'eb --module-only --force /a/A-1.eb']
 
 
+@pytest.mark.parametrize('record, why', [
+    ({}, []),
+    ({'slingtorch': '0.0.9'}, ['older: slingtorch 0.0.9']), ({'slingtorch': '99.0'}, ['newer: slingtorch 99.0']),
+    ({'site': 'local', 'values': 'other'}, ["the values of site 'local' have changed"]),
+    ({'site': 'atlantis'}, ["There is no site 'atlantis'."]),
+    ({'files': {f'runscripts/{name}': {'source': name, 'sha256': ''} for name in 'abcd'}},
+     ['not as in the bundle: a, b, c and 1 more', 'edited after installation: a, b, c and 1 more']),
+])
+def test_what_the_bundle_would_install_differently(record, why):
+    whole = {'slingtorch': slingtorch.__version__, 'files': {}, 'site': None, 'groups': [], 'values': None, **record}
+    found = status.differences('/nowhere', whole)
+    assert [text[:len(begin)] for text, begin in zip(found, why)] == why and len(found) == len(why)
+
+
+def test_modules_of_installations(tmp_path):
+    """In Lua and Tcl; neither other modules, nor EasyBuild's backups, nor what --module-only made of nothing."""
+    root, modules = tmp_path / 'root', tmp_path / 'modules'
+    (root / 'runscripts').mkdir(parents=True)
+    lua = f'local root = "{root}"\nRUNSCRIPTS'
+    for name, text in {'A/1.lua': lua, 'A/1.lua.bak_20260101000000_1': lua, 'A/.1.lua.new': lua, 'C/1.lua': lua[:-1],
+                       'B/1': f'set root {root}\nRUNSCRIPTS', 'D/1': f'set root {tmp_path}\nRUNSCRIPTS'}.items():
+        (modules / name).parent.mkdir(parents=True, exist_ok=True)
+        (modules / name).write_text(text)
+    (modules / 'A/2.lua').symlink_to('gone')
+    unread = []
+    assert list(status.installations(str(modules), unread)) == [('A/1', str(root)), ('B/1', str(root))]
+    assert unread == [f'{modules}/A/2.lua: No such file or directory']
+
+
+def test_whose_installation_it_is(tmp_path, monkeypatch):
+    """Of somebody without a name on this machine, and one that cannot be seen."""
+    monkeypatch.setattr(status.os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
+    monkeypatch.setattr(status.os, 'access', lambda *_: False)
+    monkeypatch.setattr(pathlib.Path, 'owner', lambda _: {}['name'])
+    assert status.describe('A/1', str(tmp_path))['owner'] == str(os.stat(tmp_path).st_uid)
+    entry = status.describe('A/1', str(tmp_path / 'gone'))
+    assert (entry['owner'], entry['easyconfig']) == ('unknown', None)
+
+
+def test_nothing_is_installed_and_the_site_is_unknown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('SLINGTORCH_SITE', 'atlantis')
+    notes = []
+    assert status.run(argparse.Namespace(json=False), str(tmp_path / 'none'), notes.append) == 0
+    assert notes == [f'nothing with runscripts is installed in {tmp_path}/none (see eb --show-config)']
+    log = tmp_path / 'job.out'
+    log.write_text('torch.OutOfMemoryError: CUDA out of memory.\n')
+    assert cli.main(['explain', str(log)]) == 0 and capsys.readouterr().err == ''
+
+
+def test_no_eb(monkeypatch):
+    monkeypatch.setenv('PATH', '/nowhere')
+    monkeypatch.setattr(cli.shutil, 'which', lambda *_: None)
+    monkeypatch.setattr(cli, 'easybuild_configuration', lambda: None)
+    with pytest.raises(cli.CliError, match=f'The command eb is neither in your PATH nor next to {sys.executable}: add the dir'):
+        cli.activation(str(ROOT), None, [])
+
+
 def test_no_command(environ):
     done = run([], environ)
     assert done.returncode == 2 and 'name a command' in done.stderr
