@@ -10,7 +10,6 @@ import tempfile
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import change_dir, copy_dir, mkdir, read_file
@@ -130,8 +129,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     def fetch_step(self, skip_checksums=False):
         """Check that the bundle has the sources."""
         super().fetch_step(skip_checksums)
-        if not wants_checksums_only(skip_checksums):
-            self.find_sources()
+        self.find_sources()
 
     # --- building
 

@@ -10,8 +10,8 @@ from easybuild.easyblocks.generic.keepsprevious import aside
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
+from easybuild.tools.config import ERROR, IGNORE, build_option, source_paths
+from easybuild.tools.filetools import mkdir, read_file, remove_file, which, write_file
 from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
 from easybuild.tools.run import RunShellCmdError
 from slingtorch.install.dependencies import last_lines, modules_loaded, run, software_of, with_parameters
@@ -100,9 +100,7 @@ class PythonEnvironment(EasyBlock):
             offline = ['--offline']
         else:
             root = get_software_root('Python')
-            python = os.path.join(root, 'bin', 'python3') if root else which('python3', on_error=IGNORE)
-            if not python:
-                raise EasyBuildError("There is no python3: add a module of Python or of conda to the dependencies")
+            python = os.path.join(root, 'bin', 'python3') if root else which('python3', on_error=ERROR)
             self.run_environment_command([[python, '-m', 'venv', path]], 'Making')
             command = [os.path.join(path, 'bin', 'python'), '-m', 'pip', '--disable-pip-version-check']
             command += ['download', '--only-binary', ':all:', '--progress-bar', 'off', '--dest', store] if fetch else [

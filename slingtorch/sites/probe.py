@@ -71,14 +71,11 @@ def run(command: List[str], environ: Env, limit: float) -> Text:
     """The output of a command, as Text; if it is missing, fails or hangs, Text has a problem instead of an error."""
     name = 'module' if command[0] == 'bash' else command[0]
     path = environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin:/opt/rocm/bin'
-    try:
-        # env, because the path must also be used to find the command
-        process = subprocess.run(['timeout', '-k', '1', str(limit), '/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C',
-                                  'PATH=' + path, *command], env=environ, stdin=subprocess.DEVNULL,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = [stream.decode(errors='replace') for stream in (process.stdout, process.stderr)]
-    except OSError as err:
-        return Text('', "%s cannot be run: %s" % (name, err.strerror))
+    # env, because the path must also be used to find the command
+    process = subprocess.run(['timeout', '-k', '1', str(limit), '/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C',
+                              'PATH=' + path, *command], env=environ, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = [stream.decode(errors='replace') for stream in (process.stdout, process.stderr)]
     if process.returncode in (124, 137):
         return Text('', "%s did not answer within %g s" % (name, limit))
     if process.returncode == 127:

@@ -302,6 +302,7 @@ def test_read_only_installation_leaves_the_packages_changeable(site):
     ({'bind_paths': ['relative']}, "bind_paths has 'relative'"),
     ({'image_transfer': 'move'}, "image_transfer is 'move', but must be one of copy, symlink"),
     ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
+    ({'gpu_driver': 'cuda'}, "gpu_driver is 'cuda', but must be one of None, nv, rocm"),
     ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
     ({'wrappers': ['bash']}, "wrappers has 'bash'"),
     ({'wrappers': ['../python']}, "wrappers has '../python'"),
@@ -320,6 +321,11 @@ def test_read_only_installation_leaves_the_packages_changeable(site):
 ])
 def test_bad_parameters(refused, parameters, message):
     assert message in refused(**parameters)
+
+
+def test_directory_that_cannot_be_mounted(site, steps):
+    said = steps(site.eb_, site.easyconfig(), f'--installpath={site.directory}/a,b', env=site.env, last='checksum')['error']
+    assert 'but containers cannot mount a path that has a comma' in said
 
 
 def test_registry_and_definition_need_a_runtime(site, refused):

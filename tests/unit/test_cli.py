@@ -574,6 +574,12 @@ def test_nothing_is_installed_and_the_site_is_unknown(tmp_path, monkeypatch, cap
     assert cli.main(['explain', str(log)]) == 0 and capsys.readouterr().err == ''
 
 
+def test_half_a_bundle(monkeypatch):
+    monkeypatch.setattr(slingtorch.os.path, 'isfile', lambda _: False)
+    with pytest.raises(RuntimeError, match=f'is neither in {ROOT}/slingtorch/bundle nor in {ROOT}: install'):
+        slingtorch.bundle_root()
+
+
 def test_no_eb(monkeypatch):
     monkeypatch.setenv('PATH', '/nowhere')
     monkeypatch.setattr(cli.shutil, 'which', lambda *_: None)

@@ -410,6 +410,15 @@ def test_commands_that_fail(tmp_path):
     assert run('true').problem == 'true printed nothing'
 
 
+def test_links_and_files_of_a_tree(tmp_path):
+    """Of links, as /sys has them for devices, the name; directories are none of them."""
+    (tmp_path / 'cxi0').symlink_to('../../devices/cxi0')
+    (tmp_path / 'eth0').mkdir()
+    (tmp_path / 'eth0/speed').write_text('25000\n')
+    assert site_probe.tree(str(tmp_path), ['*', '*/speed']) == ('cxi0: cxi0\neth0/speed: 25000\n', None)
+    assert site_probe.tree(str(tmp_path), ['no*']).problem == f'there is nothing in {tmp_path}'
+
+
 def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     monkeypatch.setenv('LANGUAGE', 'de')

@@ -82,6 +82,14 @@ def test_the_plugin_is_there(environment, tmp_path):
     assert f'plugin: whether NCCL can load {tmp_path}/libnccl-net.so (v3 to v3)' in said and 'missing' not in said
 
 
+def test_plugin_that_cannot_be_read(tmp_path):
+    (tmp_path / 'libnccl-net.so').write_text('a page to log in')
+    report = values.Report()
+    values.check_plugin(report, f'{tmp_path}/libnccl-net.so', [])
+    (level, _, text, remedy, *_), = report.sorted()
+    assert text.startswith(f'cannot read {tmp_path}/libnccl-net.so: ') and remedy == 'install the plugin again'
+
+
 def test_without_gpus_no_plugin_is_asked_for(environment):
     """On a site whose jobs of several nodes need it, which a PyTorch for processors could not load."""
     env, said = evaluate(environment(), '--site frontier')
