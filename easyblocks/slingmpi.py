@@ -220,8 +220,6 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     def check_build(self):
         """List of sentences about what is wrong with the installation."""
         path = os.path.join(self.installdir, self.pylibdir, 'slingmpi', 'built.json')
-        if not os.path.exists(path):
-            return ["There is no %s" % path]
         built = json.loads(read_file(path))
         process = probe_pytorch(self.python_cmd, ['slingmpi._backend'])
         if isinstance(process, str):

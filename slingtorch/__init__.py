@@ -9,14 +9,10 @@ __version__ = '0.1.0'
 
 def bundle_root() -> str:
     """The directory with easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/: the top of a checkout, or
-    <site-packages>/slingtorch/bundle of an installed wheel; RuntimeError if neither exists."""
+    <site-packages>/slingtorch/bundle of an installed wheel."""
     package_dir = os.path.dirname(os.path.realpath(__file__))
-    candidates = [os.path.join(package_dir, 'bundle'), os.path.dirname(package_dir)]
-    for candidate in candidates:
-        if os.path.isfile(os.path.join(candidate, 'hooks', 'slingshot_hooks.py')):
-            return candidate
-    raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a "
-                       "complete checkout" % tuple(candidates))
+    installed = os.path.join(package_dir, 'bundle')
+    return installed if os.path.isdir(installed) else os.path.dirname(package_dir)
 
 
 def wrapped(text: str, first: str = '', rest: str = '', width: int = 118) -> str:

@@ -197,9 +197,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
         os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), own)
         variables.append(('PATH', os.environ['PATH']))
     config = easybuild_configuration()
-    if not shutil.which('eb'):
-        raise CliError("The command eb is neither in your PATH nor next to %s: add the directory of EasyBuild's eb to "
-                       "your PATH." % sys.executable)
     options = config.options
     roots = [root] + [other for other in [other_root(config, root, keep_hooks)] if other]
     ours = tuple(os.path.join(top, name) for top in roots for name in BUNDLE_DIRS)

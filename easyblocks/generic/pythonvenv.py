@@ -477,13 +477,9 @@ class PythonVenv(RunScripts):
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
-        except BaseException as err:
+        except BaseException:
             # also if interrupted: leave no half environment that somebody might activate, and free its space
             remove_dir(self.installdir)
-            remedy = problem_of(str(err), PIP_PROBLEMS)[1]
-            if isinstance(err, OSError) and remedy:
-                # the disk was too full to keep pip's output
-                raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, remedy)
             raise
 
     def sanity_check_rpath(self, *args, **kwargs):

@@ -91,12 +91,8 @@ def write_new(path: str, text: str) -> None:
     except FileNotFoundError:
         os.getcwd()     # raises a clearer error if the working directory is gone
         raise
-    try:
-        with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
-            stream.write(text)
-    except OSError:
-        os.unlink(path)
-        raise
+    with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
+        stream.write(text)
 
 
 def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:

@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import Any, List
 
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
 from slingtorch.install.dependencies import last_lines, run
@@ -58,20 +58,15 @@ def make_image(installdir: str, parallel: int, imports: Any) -> None:
     remove_dir(tree)
     remove_file(image)
     print_msg("packing the environment into one image...")
-    try:
-        make_tree(installdir, tree)
-        relocate_run_paths(tree, installdir)
-        check_tree(tree, imports)
-        # all-root: the files belong to the user who unpacks them, and nobody can write to a mounted image
-        cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend',
-               '-no-progress', '-no-xattrs', '-all-root', '-processors', str(parallel)]
-        run_command(cmd, "mksquashfs failed. If the disk is full, free some space or choose another --installpath. If "
-                         "mksquashfs does not know zstd, install squashfs-tools 4.4 or newer")
-    except BaseException:
-        remove_file(image)
-        raise
-    finally:
-        remove_dir(tree)
+    make_tree(installdir, tree)
+    relocate_run_paths(tree, installdir)
+    run_tree_python(tree, 'import ' + ', '.join(['sys', *imports]))
+    # all-root: the files belong to the user who unpacks them, and nobody can write to a mounted image
+    cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend', '-no-progress',
+           '-no-xattrs', '-all-root', '-processors', str(parallel)]
+    run_command(cmd, "mksquashfs failed. If the disk is full, free some space or choose another --installpath. If "
+                     "mksquashfs does not know zstd, install squashfs-tools 4.4 or newer")
+    remove_dir(tree)
     write_file(image + '.sha256', '%s  %s\n' % (compute_checksum(image, 'sha256'), IMAGE))
 
 
@@ -193,16 +188,3 @@ def run_tree_python(tree: str, code: str) -> List[str]:
         raise EasyBuildError("The Python of the environment does not run from another directory, so it cannot be "
                              "packed into an image:\n%s\n%s", res.cmd, res.output.strip())
     return res.output.splitlines()
-
-
-def check_tree(tree: str, imports: Any) -> None:
-    """Run the tree's Python in the tree; warn about everything that it loads from elsewhere."""
-    code = ("import %s\n"
-            "print('\\n'.join(sys.path))\n"
-            "print('\\n'.join({line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}))"
-            % ', '.join(['sys'] + list(imports)))
-    tree = os.path.realpath(tree)
-    outside = [path for path in run_tree_python(tree, code)
-               if path.startswith('/') and not path.startswith(SYSTEM_LIBRARIES + (tree + '/',))]
-    if outside:
-        print_warning("The image of the environment is incomplete: jobs will also read %s", ', '.join(sorted(outside)))

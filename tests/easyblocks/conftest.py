@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Steps of an easyblock without `eb`."""
+import importlib
 import json
 import pathlib
 import subprocess
@@ -7,7 +8,17 @@ import sys
 
 import pytest
 
+from testbed import ROOT
+
 WORKER = pathlib.Path(__file__).with_name('steps_worker.py')
+
+
+@pytest.fixture(scope='session')
+def load_block():
+    """A function: the module of an easyblock."""
+    for name in ('easybuild.easyblocks', 'easybuild.easyblocks.generic'):
+        importlib.import_module(name).__path__.append(str(ROOT / name.replace('easybuild.', '').replace('.', '/')))
+    return lambda name: importlib.import_module('easybuild.easyblocks.' + name)
 
 
 @pytest.fixture(scope='session')

@@ -5,7 +5,6 @@ The source trees record how configure was called and make a library with the sym
 tests/builds/plugin builds the real sources.
 """
 import hashlib
-import importlib
 import os
 import re
 import subprocess
@@ -200,15 +199,9 @@ def test_failed_rebuild_leaves_the_plugin(bench):
 # --- the tables
 
 
-def load_block():
-    for name in ('easybuild.easyblocks', 'easybuild.easyblocks.generic'):
-        importlib.import_module(name).__path__.append(str(testbed.ROOT / name.replace('easybuild.', '').replace('.', '/')))
-    return importlib.import_module('easybuild.easyblocks.aws_ofi_nccl')
-
-
 @pytest.fixture(scope='module')
-def block():
-    return load_block()
+def block(load_block):
+    return load_block('aws_ofi_nccl')
 
 
 class Config(dict):
@@ -315,15 +308,6 @@ def test_no_autotools(block, monkeypatch):
     monkeypatch.setattr(block, 'which', lambda command, **_: command if command == 'automake' else None)
     with pytest.raises(block.EasyBuildError, match='no configure script, and autoconf, libtoolize to make one is missing'):
         plugin(block, '1.6.0').make_configure()
-
-
-@pytest.mark.parametrize('patch, version', [('#define NCCL_PATCH 5\n', '2.21.5'), ('', '2.20.3')])
-def test_version_of_nccl(block, monkeypatch, tmp_path, patch, version):
-    """Its header's; the module's where the header has another form."""
-    write(tmp_path / 'include/nccl.h', '#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n' + patch)
-    monkeypatch.setenv('EBROOTNCCL', str(tmp_path))
-    monkeypatch.setenv('EBVERSIONNCCL', '2.20.3')
-    assert plugin(block, '1.6.0').nccl_in_use() == ('NCCL', version)
 
 
 def test_plugin_that_is_no_library(block, tmp_path):

@@ -149,10 +149,12 @@ def test_not_a_sif(site, refused):
     assert f'{site.image} is not a SIF: it has 26 bytes' in out and 'apptainer build NEW.sif' in out
 
 
-def test_wrong_checksum(site, refused):
+def test_wrong_checksum(site, refused, steps):
     out = refused(checksums=['1' * 64])
     assert f'The checksum of the image {site.image} differs from that in the easyconfig' in out
     assert smallimage.sha256(site.image) in out and '1' * 64 in out and 'get it again' in out
+    wrong = site.easyconfig(checksums=['1' * 64])
+    assert not steps(site.eb_, wrong, '--ignore-checksums', env=site.env, last='checksum')['error']
 
 
 def test_failed_rebuild_leaves_the_old_installation(site):

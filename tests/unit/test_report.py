@@ -114,14 +114,3 @@ def test_long_file_is_cut_at_ends_of_lines(tmp_path):
     head, tail = report.read_parts(str(path))
     assert head.startswith('first\n') and tail.endswith('\nlast\n') and set(tail.split('\n')[:-2]) == {line.strip()}
     assert head.endswith(line.strip())
-
-
-def test_disk_full(tmp_path, monkeypatch):
-    """Nothing half is left that the next report would not overwrite."""
-    def no_room(descriptor, *_, **__):
-        os.close(descriptor)
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(report, 'open', no_room, raising=False)
-    with pytest.raises(OSError, match='No space left'):
-        report.write_new(str(tmp_path / 'report.txt'), 'text')
-    assert not list(tmp_path.iterdir())

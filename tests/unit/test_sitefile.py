@@ -408,6 +408,7 @@ def test_commands_that_fail(tmp_path):
     assert run(str(tmp_path)).problem.endswith('Permission denied')
     assert run('sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3') == ('', 'sh ended with status 3: l ast')
     assert run('true').problem == 'true printed nothing'
+    assert run('bash', '-c', 'exit 3').problem == 'module ended with status 3'
 
 
 def test_links_and_files_of_a_tree(tmp_path):
@@ -481,6 +482,18 @@ def test_which_module_is_chosen():
     assert found['cuda'] == 'cuda/12.9.0'
     found = dict(item[:2] for item in site_probe.choose_modules(text, {'LOADEDMODULES': 'x/1:cuda/12.8.0'}))
     assert found['cuda'] == 'cuda/12.8.0'
+
+
+@pytest.mark.parametrize('listed, chosen', [
+    ('gcc/12 openmpi/5 mpich/4 cuda/12 cudnn/9 openblas/0.3 intel-oneapi-mkl/2024 miniconda3/24 mambaforge/23 python3/3.12 '
+     'aws-ofi-rccl/1.4 aws-ofi-nccl-plugin/1.9',
+     'gcc/12 openmpi/5 cuda/12 cudnn/9 intel-oneapi-mkl/2024 mambaforge/23 python3/3.12 aws-ofi-nccl-plugin/1.9'),
+    ('gcc/12 gcc-native/14 cuda/12 cudatoolkit/12 openblas/0.3 mkl-dnn/1', 'gcc-native/14 cudatoolkit/12 openblas/0.3')])
+def test_names_of_modules(listed, chosen):
+    """The best name of each role first, of those that centres use."""
+    text = {**{name: site_probe.Text('', 'x') for name in PROBES}, 'nvidia-smi': site_probe.Text('GPU 0: A', None),
+            'modules': site_probe.Text(listed.replace(' ', '\n'), None)}
+    assert ' '.join(found[1] for found in site_probe.choose_modules(text, {})) == chosen
 
 
 def test_prefixes_of_modules(modulestool, tmp_path):

@@ -275,6 +275,12 @@ def not_named():
     dist.init_process_group('mpi')
 
 
+def named_twice():
+    """A PyTorch with MPI."""
+    dist.is_mpi_available = lambda: True
+    slingmpi.take_name_mpi()
+
+
 def other(directory):
     """Another installation of slingmpi, as if it had been imported in place of this one."""
     slingmpi.__path__[:] = [directory]
@@ -284,7 +290,7 @@ def other(directory):
 
 def alone():
     """Each as a process of its own, which is forked before MPI runs; $OTHERS: directories of other installations."""
-    for function, *words in [[one_thread], [finalized_before], [finalized_too_early], [two_mpis], [not_named],
+    for function, *words in [[one_thread], [finalized_before], [finalized_too_early], [two_mpis], [not_named], [named_twice],
                              *([other, path] for path in os.environ['OTHERS'].split(':'))]:
         print('==', os.path.basename(words[0]) if words else function.__name__, flush=True)
         child = os.fork()

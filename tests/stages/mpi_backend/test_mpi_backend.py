@@ -276,6 +276,7 @@ def test_faults_that_a_program_survives(said, mpi, name, words):
     ('finalized_too_early', ['MPI was finalized while the process group is in use', 'mpi4py']),
     ('two_mpis', ['two MPIs are in this process', 'libmpich.so', 'libmpi.so.40', 'mpich 4']),
     ('not_named', ["doesn't have MPI built in"]),
+    ('named_twice', ['was built with MPI and has a backend "mpi" of its own. Unset it, and use the name "slingmpi"']),
     ('other_pytorch', ['built for PyTorch 2.5', 'pip install --no-build-isolation']),
     ('other_mpi', ['slingmpi was built with', 'Load the module of that MPI']),
     ('newer_mpi', ['with mpich 5.0.2, and the MPI in this process is MPICH'])])
