@@ -536,9 +536,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    for name in ('stdout', 'stderr'):
+    for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
         if getattr(sys, name) is None:  # closed
-            setattr(sys, name, open(os.devnull, 'w'))
+            setattr(sys, name, open(os.devnull, mode))
     for_shell = argv[:1] == ['env']
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         # Messages may have characters that the terminal's encoding lacks; a shell needs the exact bytes of paths.

@@ -497,6 +497,12 @@ def test_what_can_be_read_only_once(tmp_path, name):
     assert b'The memory of a node was used up' in done.stdout
 
 
+def test_a_closed_standard_input_is_empty():
+    done = subprocess.run(['bash', '-c', sys.executable + ' -m slingtorch explain - <&-'], cwd='/', capture_output=True,
+                          env={'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT)})
+    assert (done.returncode, done.stderr) == (3, b'') and b'standard input is empty' in done.stdout
+
+
 def test_the_empty_answer_says_what_to_switch_on():
     done = command('-', stdin=b'all is well\n')
     assert done.returncode == 3
