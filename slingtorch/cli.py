@@ -432,13 +432,14 @@ def run_examples(args: argparse.Namespace) -> int:
     source = os.path.normpath(os.path.join(top, args.name))
     if not source.startswith(top + '/') or not os.path.exists(source):
         raise CliError("There is no example '%s': 'slingtorch examples' lists all" % args.name)
-    room, names = (source, below(source)) if os.path.isdir(source) else (os.path.dirname(source), [args.name])
-    there = [name for name in names if os.path.lexists(os.path.join(args.directory, os.path.basename(name)))]
+    room, names = (source, below(source)) if os.path.isdir(source) else (
+        os.path.dirname(source), [os.path.basename(source)])
+    there = [name for name in names if os.path.lexists(os.path.join(args.directory, name))]
     if there:
         raise CliError("%s already has %s, and nothing is overwritten. Name another directory: slingtorch examples "
-                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(map(os.path.basename, there)), args.name))
+                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(there), args.name))
     os.makedirs(args.directory, exist_ok=True)
-    for name in map(os.path.basename, names):
+    for name in names:
         print(shutil.copy(os.path.join(room, name), args.directory))
     return 0
 

@@ -541,6 +541,7 @@ def test_examples(environ, tmp_path):
     done = run(['examples'], environ)
     assert re.search(r'^slurm .* ddp_pytorch\.job', done.stdout, re.M) and done.stderr.endswith(' are in %s/docs\n' % ROOT)
     assert run(['examples', 'slurm/ddp_pytorch.job', str(tmp_path / 'new')], environ).returncode == 0
+    assert run(['examples', 'slurm/ray.job/', str(tmp_path / 'slash')], environ).stdout == f'{tmp_path}/slash/ray.job\n'
     job = tmp_path / 'new/ddp_pytorch.job'
     assert job.read_text() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_text()
     job.write_text('mine')
