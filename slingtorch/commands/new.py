@@ -78,8 +78,12 @@ class Wanted:
 
     def read_file(self, path: str) -> None:
         """Add a requirements file."""
-        with open(path, encoding='utf-8-sig') as stream:
-            self.read(stream.read(), path)
+        try:
+            with open(path, encoding='utf-8-sig') as stream:
+                text = stream.read()
+        except UnicodeDecodeError as err:
+            raise RuntimeError("%s is not a text file in UTF-8 (%s): is it a requirements file?" % (path, err))
+        self.read(text, path)
 
 
 def run_uv(uv: str, words: List[str], what: str, directory: str, settings: Dict[str, str]) -> str:
@@ -133,6 +137,8 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
             wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
         except KeyError as err:
             raise RuntimeError("%s does not have %s" % (path, err))
+        if not all(isinstance(line, str) for line in wanted.lines):
+            raise TypeError("its dependencies must be texts")
     return wanted, ' and '.join('(%s)' % marker for marker in markers if marker)
 
 
@@ -244,7 +250,10 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
     on = read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
     settings = lockfile.pip_settings(python)
-    wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
+    try:
+        wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
+    except (AttributeError, TypeError) as err:      # a text where a table or list must be, and the like
+        raise RuntimeError("%s does not have the form of a project: %s" % (args.source, err))
     version = chosen_python(args.python, site, on)
     machine = site.processor if site.generations else os.uname().machine
     platforms = on.get('wheel_platform', 'manylinux_2_28_x86_64')

@@ -234,10 +234,13 @@ def test_a_lock_file_of_another_platform(project):
     assert "(sys_platform == 'darwin')" in project.refused('uv.lock')
 
 
-@pytest.mark.parametrize('source, text', [('uv.lock', 'version = 1\n[[package]]\nname = 3\n'), ('pyproject.toml', '[project\n')])
+@pytest.mark.parametrize('source, text', [
+    ('uv.lock', 'version = 1\n[[package]]\nname = 3\n'), ('pyproject.toml', '[project\n'), ('pyproject.toml', 'project = 3\n'),
+    ('pyproject.toml', '[project]\nrequires-python = 3\n'), ('pyproject.toml', '[project]\ndependencies = "alpha"\n'),
+    ('pyproject.toml', '[project]\ndependencies = [1]\n'), ('latin.txt', 'alpha  # gr\udcfcn\n')])
 def test_files_that_are_damaged(project, source, text):
     project.write('pyproject.toml', PROJECT)
-    project.write(source, text)
+    (project.dir / source).write_bytes(text.encode('utf-8', 'surrogateescape'))
     assert source in project.refused(source)
 
 
