@@ -111,6 +111,9 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
     """What a project requires, and the marker of the machines that it supports; '' for all."""
     wanted, name = Wanted(path), os.path.basename(path)
     if not name.endswith('.toml') and name != 'uv.lock':
+        if extras:
+            raise RuntimeError("--extra is for a project's pyproject.toml or uv.lock. In %s, write the extra behind its "
+                               "package: NAME[%s]" % (path, extras[0]))
         wanted.read_file(path)
         return wanted, ''
     toml = read_toml(path)
@@ -130,6 +133,11 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         wanted.read(run_uv(uv, export, what, wanted.directory, settings), path)
         markers += [' or '.join('(%s)' % marker for marker in toml.get('supported-markers', []))]
     elif 'build-system' in toml:
+        # uv only warns of these; those of a project whose build computes them are not known here
+        known = {lockfile.normalised(extra) for extra in project.get('optional-dependencies', {})}
+        unknown = [extra for extra in extras if lockfile.normalised(extra) not in known]
+        if unknown and project and 'optional-dependencies' not in project.get('dynamic', []):
+            raise RuntimeError("%s does not have the extra '%s'" % (path, unknown[0]))
         wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
     else:
         try:

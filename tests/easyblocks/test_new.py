@@ -244,6 +244,16 @@ def test_files_that_are_damaged(project, source, text):
     assert source in project.refused(source)
 
 
+def test_an_extra_that_is_not_there(project):
+    """uv only warns, so the module would lack its packages."""
+    project.write('requirements.txt', 'alpha\n')
+    assert 'requirements.txt, write the extra behind its package: NAME[more]' in project.refused(
+        'requirements.txt', '--extra', 'more')
+    project.package('mine', '0.3', ['torch'], more='[project.optional-dependencies]\nother_ones = ["beta"]\n')
+    assert "pyproject.toml does not have the extra 'more'" in project.refused('pyproject.toml', '--extra', 'more')
+    assert 'mine' in project.made('pyproject.toml', '--extra', 'Other-Ones')[1]
+
+
 @pytest.mark.parametrize('name', ['../mine', '.hidden'])
 def test_a_name_that_is_a_path(project, name):
     project.write('requirements.txt', 'alpha\n')
