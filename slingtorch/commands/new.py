@@ -112,8 +112,8 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
     wanted, name = Wanted(path), os.path.basename(path)
     if not name.endswith('.toml') and name != 'uv.lock':
         if extras:
-            raise RuntimeError("--extra is for a project's pyproject.toml or uv.lock. In %s, write the extra behind its "
-                               "package: NAME[%s]" % (path, extras[0]))
+            raise RuntimeError("--extra is for a project's pyproject.toml or uv.lock. In %s, write the extra behind "
+                               "its package: NAME[%s]" % (path, extras[0]))
         wanted.read_file(path)
         return wanted, ''
     toml = read_toml(path)
