@@ -103,9 +103,7 @@ def describe(module: str, root: str) -> Dict[str, Any]:
     try:
         own = os.stat(root).st_uid == os.geteuid() or os.access(root, os.W_OK)
         entry['owner'] = None if own else pathlib.Path(root).owner()
-    except KeyError:
-        entry['owner'] = str(os.stat(root).st_uid)
-    except OSError:
+    except (KeyError, OSError):
         entry['owner'] = 'unknown'
     return entry
 

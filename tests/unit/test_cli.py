@@ -560,8 +560,11 @@ def test_modules_of_installations(tmp_path):
     assert unread == [f'{modules}/E.lua: No such file or directory']
 
 
-def test_installation_that_cannot_be_seen(tmp_path):
-    entry = status.describe('A/1', str(tmp_path / 'gone'))
+def test_installation_of_somebody_without_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(status.os, 'geteuid', lambda: -1)
+    monkeypatch.setattr(status.os, 'access', lambda *_: False)
+    monkeypatch.setattr(pathlib.Path, 'owner', lambda _: {}['name'])
+    entry = status.describe('A/1', str(tmp_path))
     assert (entry['owner'], entry['easyconfig']) == ('unknown', None)
 
 

@@ -141,6 +141,11 @@ def test_nothing_detected_is_local(environ, hostname, tmp_path):
     assert 'for any machine' in choice.why
 
 
+def test_file_of_this_machine(site_dir):
+    environ = site_dir(mine=SITE + '[detect kernel]\nfile = /proc/version\nsource = me\n')
+    assert sites.choose(environ, 'h').site.name == 'mine'
+
+
 def test_two_detected(tmp_path):
     environ = {'NCAR_HOST': 'derecho', 'LMOD_SYSTEM_NAME': 'frontier'}
     with pytest.raises(sites.SiteError) as info:
