@@ -199,12 +199,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         return super().configure_step(*args, **kwargs)
 
     def make_configure(self):
-        """Make the configure script, which archives of a tag do not have."""
-        missing = [cmd for cmd in ['autoconf', 'automake', 'libtoolize'] if not which(cmd, on_error='ignore')]
-        if missing:
-            raise EasyBuildError("The sources of %s %s have no configure script, and %s to make one is missing: "
-                                 "add Autotools to the builddependencies, or install the packages autoconf, automake "
-                                 "and libtool", self.name, self.version, ', '.join(missing))
+        """Make the configure script, which archives of a tag do not have, with Autotools."""
         # since 1.19 the version comes from git, possibly from an unrelated repository around the build directory
         write_file('.release_version', self.version + '\n')
         run_shell_cmd('sh ./autogen.sh')

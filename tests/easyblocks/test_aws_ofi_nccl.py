@@ -304,12 +304,6 @@ def test_releases_that_link_the_driver(block, monkeypatch, tmp_path, version, li
     assert (f'-L{tmp_path}/CUDA/lib/stubs' in os.environ['LDFLAGS'].split()) is links
 
 
-def test_no_autotools(block, monkeypatch):
-    monkeypatch.setattr(block, 'which', lambda command, **_: command if command == 'automake' else None)
-    with pytest.raises(block.EasyBuildError, match='no configure script, and autoconf, libtoolize to make one is missing'):
-        plugin(block, '1.6.0').make_configure()
-
-
 def test_plugin_that_is_no_library(block, tmp_path):
     with pytest.raises(block.EasyBuildError, match='The plugin cannot be read: '):
         block.exported_apis(str(write(tmp_path / 'libnccl-net.so', 'a page to log in')))

@@ -222,7 +222,6 @@ def test_requirements_that_cannot_be_had(project, lines, says):
 
 
 def test_extras_of_a_pyproject(tmp_path):
-    """Of a package that is built, or of its lists."""
     path = tmp_path / 'pyproject.toml'
     path.write_text(PROJECT + BACKEND)
     wanted, marker = new.read_project('uv', str(path), ['more'], {})
@@ -242,7 +241,6 @@ def test_python_of_the_site(roles, role, version):
 
 
 def test_wheels_of_a_page(tmp_path):
-    """As --find-links takes it."""
     page = tmp_path / 'page.html'
     page.write_text('<a href="flash-1.0%2Bcu12torch2.9-py3-none-any.whl">a</a> <a href="flash-1.1%2Bcu12torch2.8-x.whl">b</a>')
     with pytest.raises(RuntimeError, match=rf'These wheels fit: file://{tmp_path}/flash-1.0\+cu12torch2.9-py3-none-any.whl. '):

@@ -235,7 +235,6 @@ def test_processors_alone(site, without_ccache):
 
 
 def test_cuda_alone(site):
-    """NCCL is PyTorch's own then."""
     options = site.works(drop=['cudnn', 'nccl', 'nccl_plugin'])[0]
     assert (options['USE_CUDA'], options['USE_NCCL']) == ('1', '1')
     assert not {'USE_SYSTEM_NCCL', 'NCCL_ROOT', 'CUDNN_LIB_DIR'}.intersection(options)

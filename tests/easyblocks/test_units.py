@@ -65,8 +65,6 @@ def test_environment_that_cannot_be_made(load_block, monkeypatch, output, words)
         instance_of(load_block('generic.pythonvenv').PythonVenv).make_venv('python3', '/nowhere')
 
 
-# --- an environment as one image
-
 def test_commands_of_an_image_that_fail(monkeypatch):
     monkeypatch.setattr(environment_image, 'run', answers('no zstd'))
     with pytest.raises(EasyBuildError, match='(?s)image of the environment failed: the remedy.*no zstd'):
@@ -94,8 +92,6 @@ def test_libraries_of_the_installation_find_each_other_in_the_image(monkeypatch,
     assert process.dynamic_entries(str(path), 'RPATH|RUNPATH') == [f'$ORIGIN/..:{installdir}-other:/opt']
 
 
-# --- images of containers
-
 @pytest.mark.parametrize('number, words', [
     (errno.EACCES, r"made with --read-only-installdir, .*'chmod -R u\+w /inst'"), (errno.EPERM, 'ask the owner'),
     (errno.EDQUOT, 'Free all of its bytes .*image_transfer'), (errno.EIO, 'error. Fix that and run this again')])
@@ -113,7 +109,6 @@ def test_what_keeps_a_container_from_running(load_block, output, words):
 
 
 def test_image_of_a_library_with_another_digest(load_block, monkeypatch, tmp_path):
-    """Its runtime does not compare it."""
     singularity, address = load_block('generic.singularity'), 'library://x/y:sha256.' + 'a' * 64
     for name, answer in (('check_sif', None), ('check_digest', None), ('sha256', 'b' * 64)):
         monkeypatch.setattr(singularity, name, lambda *_, answer=answer: answer)
@@ -134,8 +129,6 @@ def test_packages_of_the_user_on_another_image(load_block, tmp_path, problem, sa
     assert [text.partition(' (')[0] for text in made.said] == said * [
         f'The virtual environment {path} was kept, but does not work with this image']
 
-
-# --- PyTorch and its MPI
 
 @pytest.mark.parametrize('memory, jobs, warns', [(40, 10, False), (1000, 64, False), (3, 1, True), (None, 1, True)])
 def test_jobs_that_memory_allows(load_block, monkeypatch, memory, jobs, warns):
@@ -183,8 +176,7 @@ def test_slingmpi_that_is_not_right(load_block, monkeypatch, tmp_path):
     assert made.said[-1] == 'asked'
 
 
-@pytest.mark.parametrize('code, maps, expected, says', [
-    (0, '7f0-7f1 r-xp 0 0 0 /m/libmpi.so.12', '/m/libmpi.so.12', ''),
+@pytest.mark.parametrize('code, maps, expected, says', [(0, '7f0-7f1 r-xp 0 0 0 /m/libmpi.so.12', '/m/libmpi.so.12', ''),
     (0, '', '/m/libmpi.so.12', 'mpi4py uses no MPI, but should have been built with mpicc, whose MPI is /m/'),
     (0, '', None, 'It is unknown which MPI mpi4py should be linked with: mpicc links no known MPI'),
     (1, 'ImportError: x', None, 'mpi4py cannot be imported: ImportError: x')])

@@ -153,7 +153,6 @@ def test_one_rank_on_each_gpu(tmp_path, asked, ranks):
 @pytest.mark.parametrize('runs, words', [
     ('1', []), ('', ['PyTorch-1.eb', '--disable-trace', '--try-amend=byte_compile=False', '--rebuild'])])
 def test_what_is_installed_is_left_alone(tmp_path, monkeypatch, runs, words):
-    """Unless its Python does not run any more."""
     called, locks = [], tmp_path / 'easybuild/software/.locks'
     for path in (tmp_path / 'easybuild/modules/all/PyTorch/1.lua', locks):
         path.mkdir(parents=True)

@@ -532,8 +532,7 @@ def test_a_module_of_another_site_is_renewed_with_its_site_and_groups():
 
 
 @pytest.mark.parametrize('record, why', [
-    ({}, []),
-    ({'slingtorch': '0.0.9'}, ['older: slingtorch 0.0.9']), ({'slingtorch': '99.0'}, ['newer: slingtorch 99.0']),
+    ({}, []), ({'slingtorch': '0.0.9'}, ['older: slingtorch 0.0.9']), ({'slingtorch': '99.0'}, ['newer: slingtorch 99.0']),
     ({'site': 'local', 'values': 'other'}, ["the values of site 'local' have changed"]),
     ({'site': 'atlantis'}, ["There is no site 'atlantis'."]),
     ({'files': {f'runscripts/{name}': {'source': name, 'sha256': ''} for name in 'abcd'}},
