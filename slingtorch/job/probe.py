@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+from traceback import extract_tb
 
 from . import meet, messages, nccl, network
 from .kinds import Any, Optional
@@ -188,7 +189,7 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
             result['lost'] = str(err)
         else:
             what = 'import torch' if result['phase'] == 'import' else 'an all_reduce'
-            result['error'] = '%s failed: %s' % (what, first_lines(err))
+            result['error'] = '%s failed: %s (in %s)' % (what, first_lines(err), extract_tb(err.__traceback__)[-1][0])
     if trial:
         probe.result['script'] = trial.result()
     probe.say(over=True, maps=mapped_libraries())
