@@ -239,6 +239,7 @@ def run(words, python):
     sys.executable, sys.orig_argv = python, [python, *words]
     sys.path[0:0] = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
     if 'PYTHONPATH' in os.environ:
+        sys.modules.pop('sitecustomize', None)      # Debian's Python has one, which the server has imported
         with contextlib.suppress(ImportError):
             import sitecustomize  # noqa: F401
     if words[0] == '-c':

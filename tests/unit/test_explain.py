@@ -497,6 +497,12 @@ def test_what_can_be_read_only_once(tmp_path, name):
     assert b'The memory of a node was used up' in done.stdout
 
 
+def test_a_closed_standard_input_is_empty():
+    done = subprocess.run(['bash', '-c', sys.executable + ' -m slingtorch explain - <&-'], cwd='/', capture_output=True,
+                          env={'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT)})
+    assert (done.returncode, done.stderr) == (3, b'') and b'standard input is empty' in done.stdout
+
+
 def test_the_empty_answer_says_what_to_switch_on():
     done = command('-', stdin=b'all is well\n')
     assert done.returncode == 3
@@ -611,3 +617,10 @@ def test_after_many_lines_only_new_kinds_are_looked_at(monkeypatch):
     findings, remarks = read(dense + late)
     assert [answer.fault.name for answer in findings] == ['killed'] and findings[0].finding.ranks == {3, 5}
     assert findings[0].finding.place == ('job.log', 501) and 'very many similar lines' in remarks[0]
+
+
+def test_a_job_that_until_done_requeued_itself_was_not_preempted():
+    """Slurm's line is the same."""
+    slurm = 'slurmstepd: error: *** JOB 7 ON nid001001 CANCELLED AT 2024-04-20T09:09:37 DUE TO JOB REQUEUE ***\n'
+    assert names(slurm) == ['preempted']
+    assert names('until-done: job 7 goes back to the queue: SIGUSR1 came, saved after 12 s\n' + slurm) == []
