@@ -45,8 +45,7 @@ class Trial(messages.Child):
 
     def result(self) -> dict:
         """
-        'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'late', 'untested' (texts),
-        'files' (of modules that are neither installed nor beside the script)
+        'worker' (why it fails), 'wrong' (text, whether that is certain), 'late', 'untested' (texts), 'shadows', 'files'
         """
         found, said = {}, {}    # type: dict, Any
         while said is not None:

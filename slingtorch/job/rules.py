@@ -254,8 +254,7 @@ def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
 def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Collectives that only one rank calls; if others call one under a condition, too, it may be the same."""
     for name in program.calls if program.world > 1 else ():
-        chosen = [(node, part in choice.body and re.search(r'ops=\[Eq\(\)\], comparators=\[Constant\(value=\d',
-                                                           ast.dump(choice.test)))
+        chosen = [(node, part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test))
                   for node in program.calls[name] if COLLECTIVES.match(named(node)) and 'group' not in keywords(node)
                   for part, choice in zip([node, *program.around(node)], program.around(node))
                   if isinstance(choice, ast.If) and re.search('(?i)rank', ast.dump(choice.test))]

@@ -271,6 +271,20 @@ def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
     assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
 
 
+def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
+    def fails(_, seconds):
+        raise OSError(24, 'Too many open files')
+
+    said = []
+    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
+    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
+    monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
+    monkeypatch.setattr(probe.Probe, 'come', fails)
+    probe.run(types.SimpleNamespace(send=lambda found: said.append(dict(found))), 1, [])
+    assert said[-1]['phase'] == 'rendezvous' and said[-1]['over']
+    assert said[-1]['error'] == f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {__file__})'
+
+
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
@@ -774,6 +788,7 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
     # what all must call
     ("for epoch in epochs:\n    if dist.get_rank() == 0:\n        save()\n        dist.barrier()", 'yellow', 'only one rank calls barrier()'),
+    ("if os.environ['RANK'] == '0':\n    torch.distributed.barrier()", 'yellow', 'only one rank calls barrier()'),
     ("if rank == 0:\n    threads.barrier()", None, ''), ("if args.local_rank == 0:\n    dist.barrier(group=nodes)", None, ''), ("if rank == 0:\n    save()\ndist.barrier()", None, ''),
     ("if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
     ("if rank == 0:\n    dist.gather(x, found)\nelse:\n    dist.gather(x)", None, ''), ("if size == 2:\n    dist.barrier()", None, ''),
