@@ -93,7 +93,8 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         for path in [os.path.join(self.root(root) or '', 'include', header) for root in roots]:
             if os.path.isabs(path) and os.path.isfile(path):
                 numbers = dict(re.findall(r'^#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)', read_file(path), re.M))
-                return name, '.'.join(numbers[part] for part in ['MAJOR', 'MINOR', 'PATCH'])
+                if len(numbers) == 3:
+                    return name, '.'.join(numbers[part] for part in ['MAJOR', 'MINOR', 'PATCH'])
         return name, get_software_version(name)
 
     def check_fits(self, apis, what):

@@ -73,6 +73,10 @@ def lock(path: str, say: Callable[[str], None]) -> int:
     a file cannot be written, or the packages cannot be found."""
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']
+    if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
+        raise RuntimeError("The lock file must be beside the easyconfig, but %s cannot be written. Copy the easyconfig "
+                           "to your own directory and use the copy: slingtorch lock ./%s; eb ./%s"
+                           % (os.path.dirname(lock_file), file_name, file_name))
     lockfile.lock(recipe, file_name, lock_file, sys.executable, say)
     text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
     if text is None:

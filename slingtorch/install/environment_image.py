@@ -117,7 +117,11 @@ def make_tree(installdir: str, tree: str) -> None:
     found = run_tree_python(tree, 'import site; print(*site.getsitepackages(), sep="\\n")')
     if packages not in found:
         # outside of a virtual environment, Debian's Python uses another directory
-        os.symlink('site-packages', next(path for path in found if path.startswith(os.path.join(tree, 'lib', library))))
+        directory = next((path for path in found if path.startswith(os.path.join(tree, 'lib', library))), None)
+        if not directory:
+            raise EasyBuildError("The Python %s looks for packages only in %s, but the environment has none there",
+                                 base_python, ', '.join(found))
+        os.symlink('site-packages', directory)
 
 
 def copy_script(source: str, target: str) -> None:

@@ -140,6 +140,8 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
 
     nccls = real_libraries(real.values(), NCCL_LIBRARY)
     if expected['nccl']:
+        if not process['nccl']:
+            wrong.append("torch.distributed has no NCCL")
         if not any(below(path, expected['nccl']) for path in nccls):
             wrong.append("The NCCL in %s is not in the process: PyTorch uses %s" % (
                 expected['nccl'], ' and '.join(nccls) or 'one that was compiled into it'))

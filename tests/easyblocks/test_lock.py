@@ -475,3 +475,10 @@ def test_name_of_an_easyconfig(tiny):
                         ('PyTorch-99.eb', 'There is no easyconfig PyTorch-99.eb')]:
         done = tiny.lock(name, check=False)
         assert done.returncode == 1 and words in said(done)
+
+
+def test_lock_file_beside_an_easyconfig_of_the_centre(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, 'read_easyconfig', lambda _: {'lock_file': f'{tmp_path}/a.lock'})
+    monkeypatch.setattr(lock.os, 'access', lambda *_: False)
+    with pytest.raises(RuntimeError, match=r'Copy the easyconfig .* slingtorch lock \./a\.eb; eb \./a\.eb'):
+        lock.lock('/centre/a.eb', print)

@@ -185,3 +185,22 @@ def test_mpi_of_an_extension(monkeypatch, code, maps, expected, says):
     monkeypatch.setattr(process, 'mpi_library', lambda _: expected)
     found = process.check_mpi('python', 'mpicc', 'mpi4py', 'import mpi4py.MPI')
     assert found.startswith(says) and bool(found) is bool(says)
+
+
+@pytest.mark.parametrize('numbers, version', [(('MAJOR 2', 'MINOR 27', 'PATCH 3'), '2.27.3'), (('MAJOR 2',), '2.21.5')])
+def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, numbers, version):
+    """From its header; else from its module."""
+    block = load_block('aws_ofi_nccl')
+    (tmp_path / 'include').mkdir()
+    (tmp_path / 'include/nccl.h').write_text(''.join(f'#define NCCL_{number}\n' for number in numbers))
+    monkeypatch.setattr(block, 'get_software_version', lambda _: '2.21.5')
+    made = instance_of(block.EB_aws_minus_ofi_minus_nccl, gpu=lambda: 'CUDA', root=lambda _: str(tmp_path))
+    assert made.nccl_in_use() == ('NCCL', version)
+
+
+def test_pytorch_without_nccl():
+    found = {'import_errors': [], 'libraries': [], 'file': '/env/torch/__init__.py', 'version': '2.4.0', 'mpi': True,
+             'entry_points': ['torchrun'], 'vision_cuda': None, 'config': '', 'nccl': False, 'nccl_version': None}
+    expected = {'prefix': '/env', 'version': '2.4.0', 'settings': [], 'mpi': None, 'gtl': None, 'nccl': '/opt/nccl',
+                'nccl_version': '2.21.5', 'plugin': None}
+    assert 'torch.distributed has no NCCL' in process.check_linkage(found, expected)
