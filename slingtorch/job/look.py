@@ -174,10 +174,7 @@ def look_at_job(machine: 'Machine', report: 'Report') -> None:
 
 def find_torch() -> 'Optional[str]':
     """Directory of the package that 'import torch' would load, or None; imports nothing."""
-    try:
-        spec = importlib.util.find_spec('torch')
-    except (ImportError, ValueError):
-        return None
+    spec = importlib.util.find_spec('torch')
     return os.path.dirname(spec.origin) if spec and spec.origin else None
 
 

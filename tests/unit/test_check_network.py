@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -230,6 +231,12 @@ def test_a_network_far_below_its_line_rate_is_yellow(tmp_path, speed, rate, slow
     assert bool(of_level(report, 'yellow', 'network')) == slow
 
 
+def test_what_is_no_host_has_no_address_and_no_route():
+    with pytest.raises(OSError):
+        network.addresses('a..b')
+    assert network.address_of_host('a..b', 'none') == 'none' and network.source_of('no-such-host.invalid') == ''
+
+
 # --- who cannot be reached
 
 
@@ -357,13 +364,14 @@ def tree(directory, files):
 
 @pytest.mark.parametrize('most, says', [('6', 'a control group of this rank has 5 of at most 6 processes and threads'),
                                         ('9000', 'see ulimit -u, or a filter')])
-def test_how_many_processes_there_may_be(tmp_path, most, says, capsys):
+@pytest.mark.parametrize('error', [RuntimeError("can't start new thread"), BlockingIOError(11, 'try again')])
+def test_how_many_processes_there_may_be(tmp_path, most, says, error, capsys):
     root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
                            'sys/fs/cgroup/job/task/pids.current': '5\n', 'sys/fs/cgroup/job/pids.max': 'max\n'})
     def start():
-        raise RuntimeError("can't start new thread")
+        raise error
     assert gather.guarded('check', Machine({}, root), start) == 1
-    assert f"can't start new thread ({says}" in capsys.readouterr().err
+    assert f"{error} ({says}" in capsys.readouterr().err
     report = findings.Report(0)
     limits.look(Machine({}, root), report, {})
     said = [text for text in of_level(report, 'yellow', 'limit') if '5 of at most 6 processes' in text]
@@ -540,6 +548,45 @@ def test_directories_are_really_written_to(tmp_path):
     assert 'does not exist' in of_level(report, 'red', 'shm')[0]
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_file_or_when_it_is_flushed(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(122, 'Disk quota exceeded')
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert limits.write_trial(str(tmp_path), 200) == 'no space for 200 bytes'
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    monkeypatch.setattr(limits.os, 'fsync', full)
+    assert limits.write_trial(str(tmp_path)) == ''
+    report = findings.Report(0)
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
+    assert ['(Disk quota exceeded)' in said for said in of_level(report, 'yellow', 'disk')] == [True]
+
+
+@pytest.mark.parametrize('free, says', [(1 << 20, True), (1 << 30, False)])
+def test_little_space(tmp_path, monkeypatch, free, says):
+    (tmp_path / 'dev/shm').mkdir(parents=True)
+    monkeypatch.setattr(limits, 'free_in', lambda place: free)
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
+    assert ['has only 1 MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
+    assert ['its file system has only 1 MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
+
+
+def test_no_directory_for_temporary_files(tmp_path, monkeypatch):
+    def none():
+        raise FileNotFoundError('No usable temporary directory')
+
+    monkeypatch.setattr(limits.tempfile, 'gettempdir', none)
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({'TMPDIR': '/full'}, str(tmp_path)), report, {})
+    assert of_level(report, 'red', 'disk') == [
+        'no directory for temporary files is writable: TMPDIR=/full, /tmp, /var/tmp']
+
+
 @pytest.mark.parametrize('length, says', [(74, False), (75, True)])
 def test_a_long_directory_for_temporary_files(monkeypatch, length, says):
     monkeypatch.setattr(limits.tempfile, 'tempdir', '/tmp'.ljust(length, 'x'))
@@ -649,6 +696,13 @@ def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
     assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
 
 
+def test_of_a_very_large_program_only_the_script_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, 'NODES', 3)
+    tree(tmp_path, {'train.py': 'import lib\nimport more\nhere()\n', 'lib.py': 'there()\n', 'more.py': ''})
+    found = program.load([str(tmp_path / 'train.py')], {})
+    assert set(found.files) == {'train.py', 'lib.py', 'more.py'} and set(found.calls) == {'here'}
+
+
 def test_arguments_are_compared_by_what_they_are(tmp_path):
     (tmp_path / 'data').write_bytes(b'x' * 200000)
     report = findings.Report(0)
@@ -657,6 +711,8 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'path {tmp_path}/data'].startswith('200000 bytes, ')
     assert facts[f'path {tmp_path}'].startswith('a directory of 1') and facts['path 3'] == 'missing'
+    program.look_at_paths(report, ['/proc/self/mem'])
+    assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -763,7 +819,7 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("rank = int(os.environ.get('RANK', os.environ['SLURM_LOCALID']))", None, ''),
     ("rank = 2 * int(os.environ['SLURM_NODEID']) + int(os.environ['SLURM_LOCALID'])", None, ''),
-    ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
+    ("pool.spawn(main)", None, ''), ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
