@@ -29,7 +29,7 @@ from slingtorch import sites
 from slingtorch.commands import values
 from slingtorch.job import check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
-from testbed import ROOT
+from testbed import ROOT, raising
 
 JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
@@ -473,27 +473,18 @@ def test_nccl_has_to_be_told_the_interfaces_of_slingshot(tmp_path, several, env,
     assert ['NCCL may use the management network' in finding.text for finding in report.having('yellow')] == [True] * yellow
 
 
-def test_an_interface_that_is_down(tmp_path):
-    for name, state in (('eth0', 'up'), ('eth1', 'down')):
-        (tmp_path / 'sys/class/net' / name).mkdir(parents=True)
-        (tmp_path / 'sys/class/net' / name / 'operstate').write_text(state)
-    for names, level in (('eth1', 'yellow'), ('eth', 'good')):
-        report = findings.Report(0)
-        look.look_at_interfaces(Machine({'NCCL_SOCKET_IFNAME': names}, str(tmp_path)), report, False)
-        assert [finding.level for finding in report.findings] == [level]
-        assert ('eth1 is down on this node' in list(report.findings)[0].text) == (level == 'yellow')
-
-
-def test_master_addr_without_an_address(monkeypatch):
-    def none(_):
-        raise OSError('Name or service not known')
-
-    monkeypatch.setattr(look.network, 'addresses', none)
+@pytest.mark.parametrize('names, level, says', [('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists')])
+def test_an_interface_that_is_down(job, names, level, says):
+    job.files['sys/class/net/eth1/operstate'] = 'down'
     report = findings.Report(0)
-    look.look_at_master(Machine({'MASTER_ADDR': 'head', 'RANK': '0'}), report)
-    [finding] = report.findings
-    assert (finding.level, finding.text) == (
-        'red', 'MASTER_ADDR=head has no address on this node (Name or service not known)')
+    look.look_at_interfaces(Machine({'NCCL_SOCKET_IFNAME': names}, job.root(0)), report, False)
+    assert [(finding.level, says in finding.text) for finding in report.findings] == [(level, True)]
+
+
+def test_master_addr_without_an_address():
+    report = findings.Report(0)
+    look.look_at_master(Machine({'MASTER_ADDR': 'no-such-host.invalid', 'RANK': '0'}), report)
+    assert ['has no address on this node' in finding.text for finding in report.having('red', 'master')] == [True]
 
 
 def test_which_variables_and_which_plugin_are_compared(job, tmp_path):
@@ -603,12 +594,8 @@ def test_who_waits_for_a_node_that_is_still_importing_has_nothing_red(job, impor
     ({1: findings.Report(4).dump()}, COMES, ''),
 ])
 def test_reports_that_do_not_come_or_are_none(job, answer, said, says):
-    def ask(*_):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     rank = rank_of(job, node_1=said)
+    ask = raising(answer) if isinstance(answer, Exception) else lambda *_: answer
     check.collect(rank, types.SimpleNamespace(ask=ask, found={}))
     assert [says in finding.text for finding in rank.report.having('red')] == [True] * bool(says)
     assert rank.report.ranks == (1 if says else 17)
@@ -754,13 +741,10 @@ def test_partitions_of_an_accelerator_of_amd(job):
 
 @pytest.mark.parametrize('kfd, parts, sees', [(False, 2, []), (True, 1, ['0000:01:00.0']),
                                               (True, 2, ['partition 0', 'partition 1'])])
-def test_an_accelerator_of_amd_is_seen_through_its_driver(tmp_path, kfd, parts, sees):
-    files = {**pci(1, '0x1002', '0x120000'), **({'dev/kfd': ''} if kfd else {})}
-    files.update({'%s/%d/properties' % (KFD, number): 'simd_count 160\n' for number in range(parts)})
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    machine = Machine({}, str(tmp_path))
+def test_an_accelerator_of_amd_is_seen_through_its_driver(job, kfd, parts, sees):
+    job.files.update({**pci(1, '0x1002', '0x120000'), **({'dev/kfd': ''} if kfd else {})})
+    job.files.update({'%s/%d/properties' % (KFD, number): 'simd_count 160\n' for number in range(parts)})
+    machine = Machine({}, job.root(0))
     assert look.visible_gpus(machine, machine.gpus()) == sees
 
 
@@ -1079,19 +1063,13 @@ def test_what_a_child_says_is_heard_also_if_it_ends_and_its_own_child_lives_on()
     assert child.ended() and child.end() == '7: the reason'
 
 
-def test_a_child_that_fails_says_why_and_needs_no_file_for_it(monkeypatch):
+@pytest.mark.parametrize('room, says', [(True, '1: ZeroDivisionError: integer division or modulo by zero'), (False, '1')])
+def test_a_child_that_fails_says_why_if_there_is_room(monkeypatch, room, says):
+    if not room:
+        monkeypatch.setattr(messages.tempfile, 'TemporaryFile', raising(FileNotFoundError('No usable directory')))
+        assert messages.scratch_file() is None
     child = messages.Child(lambda pipe: 1 // 0)
-    messages.until(child.ended, time.monotonic() + 60)
-    assert child.end() == '1: ZeroDivisionError: integer division or modulo by zero'
-
-    def no_directory():
-        raise FileNotFoundError('No usable temporary directory')
-
-    monkeypatch.setattr(messages.tempfile, 'TemporaryFile', no_directory)
-    assert messages.scratch_file() is None
-    child = messages.Child(lambda pipe: 1 // 0)
-    messages.until(child.ended, time.monotonic() + 60)
-    assert child.end() == '1'
+    assert messages.until(child.ended, time.monotonic() + 60) and child.end() == says
 
 
 def test_a_child_that_a_driver_holds_is_not_waited_for(monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 
 from slingtorch.job import check, elf, findings, gather, limits, look, nccl, network, node, probe, program, rules
 from slingtorch.job.machine import Machine
-from testbed import ROOT
+from testbed import ROOT, raising
 
 QUIET = {'resent': 0, 'sent': 40, 'trip': 0}
 
@@ -217,6 +217,47 @@ def all_reduce(tensor):
     assert result['error'] == said and not one.ended()
     assert one.ask('reports', 5, [1]) == {}
     assert one.end() == '-9'
+
+
+def of_process(monkeypatch, environ, **planted):
+    """A Probe in this process, and what it says to its rank."""
+    one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
+    one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
+    monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
+    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
+    return one
+
+
+GO = {'now': 5, 'nodes': 2, 'go': False}
+
+
+@pytest.mark.parametrize('said, says', [
+    (GO, 'the store is gone'), ({**GO, 'now': 'x'}, 'this version of slingtorch does not know'), ([], 'does not know')])
+def test_a_node_that_loses_rank_0s_node_says_so(monkeypatch, said, says):
+    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'late': 'x'}))
+    one = of_process(monkeypatch, {'RANK': '1', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'},
+                     join=lambda *_: said, report=raising(probe.meet.NotMet('the store is gone')))
+    probe.run(None, 5, [])
+    assert says in one.result['lost'] and one.result['over'] and one.result['script'] == {'late': 'x'}
+    assert 'error' not in one.result
+
+
+@pytest.mark.parametrize('nodes, phase, told', [(2, 'rendezvous', True), (1, 'import', False)])
+def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, told):
+    """In a job of one node, NCCL would need several processes."""
+    dist = types.SimpleNamespace(is_nccl_available=lambda: True, PrefixStore=lambda *_: None,
+                                 init_process_group=raising(RuntimeError('NCCL error')))
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist)
+    monkeypatch.setitem(sys.modules, 'torch', torch)
+    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
+    one = of_process(monkeypatch, {'GLOO_SOCKET_IFNAME': 'lo'})
+    one.nodes, one.store = dict.fromkeys(range(1, nodes)), types.SimpleNamespace(
+        number=1, another=lambda: types.SimpleNamespace(store=None))
+    one.log.write(b'n1:3:3 [0] NCCL INFO Using network Socket\n')
+    one.collective(torch, 5)
+    assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
+    assert (one.result.get('network') == 'Socket') == told
+    assert (one.result.get('error') or '').endswith('failed: RuntimeError: NCCL error') == told
 
 
 @pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])
@@ -549,16 +590,13 @@ def test_directories_are_really_written_to(tmp_path):
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_file_or_when_it_is_flushed(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(122, 'Disk quota exceeded')
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         assert limits.write_trial(str(tmp_path), 200) == 'no space for 200 bytes'
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    monkeypatch.setattr(limits.os, 'fsync', full)
+    monkeypatch.setattr(limits.os, 'fsync', raising(OSError(122, 'Disk quota exceeded')))
     assert limits.write_trial(str(tmp_path)) == ''
     report = findings.Report(0)
     limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
@@ -577,10 +615,7 @@ def test_little_space(tmp_path, monkeypatch, free, says):
 
 
 def test_no_directory_for_temporary_files(tmp_path, monkeypatch):
-    def none():
-        raise FileNotFoundError('No usable temporary directory')
-
-    monkeypatch.setattr(limits.tempfile, 'gettempdir', none)
+    monkeypatch.setattr(limits.tempfile, 'gettempdir', raising(FileNotFoundError('No usable temporary directory')))
     report = findings.Report(0)
     limits.look_at_directories(Machine({'TMPDIR': '/full'}, str(tmp_path)), report, {})
     assert of_level(report, 'red', 'disk') == [

@@ -14,7 +14,7 @@ import types
 import pytest
 
 from slingtorch.job import findings, gather, meet, messages, network
-from testbed import ROOT
+from testbed import ROOT, raising
 
 
 def environment(directory, rank=0, **more):
@@ -239,6 +239,17 @@ def store(**kept):
     return one
 
 
+class OldStore:
+    """Of a PyTorch before 2.1, which has neither check() nor multi_get()."""
+
+    def __init__(self, **kept):
+        whole = Store(**kept)
+        self.add, self.set, self.wait, self.kept = whole.add, whole.set, whole.wait, whole.kept
+
+    def get(self, key):
+        return self.kept[key]
+
+
 COMES = {'node': 'n2', 'rank': 4, 'ranks': 4}
 RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1),
            b'{"node": "n2", "rank": 4, "ranks": 4, "more": %s}' % (b'[' * 500 + b']' * 500)]
@@ -251,9 +262,11 @@ def test_nodes_of_one_machine_meet_by_their_networks(tmp_path, monkeypatch):
     assert not set(own) & set(gather.places(environment(tmp_path)))
 
 
-def test_who_comes_is_counted_by_its_ranks():
-    one = store(nodes=1, come_1=messages.dump(COMES))
-    assert one.others(4, 8, time.monotonic() + 600) == {1: COMES}
+@pytest.mark.parametrize('kind', [Store, OldStore])
+def test_who_comes_is_counted_by_its_ranks(kind):
+    one = store()
+    one.store = kind(nodes=1, come_1=messages.dump(COMES))
+    assert one.others(4, 8, time.monotonic() + 600) == {1: COMES} and not one.is_there('come-2')
 
 
 @pytest.mark.parametrize('said', RUBBISH + [messages.dump({**COMES, **more}) for more in (
@@ -306,7 +319,7 @@ def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):
 
 def test_what_the_store_itself_says_ends_in_one_line():
     one = store()
-    one.store.set = lambda *_: (_ for _ in ()).throw(RuntimeError('Broken pipe\nException raised from ...'))
+    one.store.set = raising(RuntimeError('Broken pipe\nException raised from ...'))
     with pytest.raises(meet.NotMet, match='^Broken pipe$'):
         one.put('x', 1)
 
@@ -324,6 +337,11 @@ def test_a_program_that_answers_at_the_port_is_said():
     with socket.create_server(('127.0.0.1', 0)) as server:
         said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
     assert "something answers there, but not as PyTorch's store does" in said
+
+
+def test_an_address_that_does_not_answer_is_said(monkeypatch):
+    monkeypatch.setattr(meet.socket, 'create_connection', raising(socket.timeout('timed out')))
+    assert meet.attempt('127.0.0.1', 1) == '127.0.0.1, from 127.0.0.1 (lo): no answer'
 
 
 def test_a_name_without_an_address_is_said():
