@@ -266,7 +266,7 @@ def test_nodes_of_one_machine_meet_by_their_networks(tmp_path, monkeypatch):
 def test_who_comes_is_counted_by_its_ranks(kind):
     one = store()
     one.store = kind(nodes=1, come_1=messages.dump(COMES))
-    assert one.others(4, 8, time.monotonic() + 600) == {1: COMES} and not one.is_there('come-2')
+    assert one.others(4, 8, time.monotonic() + 5) == {1: COMES} and not one.is_there('come-2')
 
 
 @pytest.mark.parametrize('said', RUBBISH + [messages.dump({**COMES, **more}) for more in (
