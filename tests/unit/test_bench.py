@@ -105,8 +105,7 @@ def measurement(monkeypatch):
         all_gather_object=lambda things, thing: things.__setitem__(0, thing))
     monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda, distributed=dist, __version__='2.10'))
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
-    environ = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '2', 'LOCAL_WORLD_SIZE': '1'}
-    monkeypatch.setattr(os, 'environ', environ)
+    monkeypatch.setattr(os, 'environ', {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '2', 'LOCAL_WORLD_SIZE': '1'})
     return make
 
 

@@ -33,6 +33,7 @@ from testbed import ROOT, raising
 
 JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
+COMES = {'node': 'nid2', 'rank': 4, 'ranks': 4}     # what the second node says at first
 
 
 class FileStore:
@@ -563,9 +564,6 @@ def rank_of(job, number=0, **nodes):
     rank = check.Rank(Machine(job.environ(number), job.root(number)), None, NoTorch, [])
     rank.nodes = {int(name[5:]): said for name, said in nodes.items()}
     return rank
-
-
-COMES = {'node': 'nid2', 'rank': 4, 'ranks': 4}
 
 
 def test_a_node_that_answered_and_then_no_longer_is_named(job):

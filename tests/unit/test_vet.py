@@ -202,13 +202,11 @@ def test_only_the_first_rank_of_a_node_measures():
 def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, says):
     dist = types.SimpleNamespace(is_nccl_available=lambda: False)
     monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(distributed=dist))
-    monkeypatch.setattr(pairs.nccl, 'log_into', lambda environ, log: None)
     monkeypatch.setattr(pairs, 'Exchange', lambda gpu: None)
     monkeypatch.setattr(pairs.meet, 'Store', raising(meet.NotMet('refused')) if said is None else (
         lambda *_: types.SimpleNamespace(number=1, join=lambda *_: said)))
     monkeypatch.setattr(pairs.meet, 'why_not', lambda environ, text: 'why not: ' + text)
-    for name, value in ALONE.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, 'environ', dict(ALONE))
     with pytest.raises(meet.NotMet, match=says):
         pairs.take_part(types.SimpleNamespace(send=lambda said: None))
 
