@@ -83,6 +83,8 @@ def easybuild_configuration() -> Any:
         first = err  # type: BaseException
         while first.__context__ is not None:
             first = first.__context__
+        if isinstance(first, FileNotFoundError) and not first.filename:
+            raise first     # the working directory is gone
         files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
         raise CliError("EasyBuild rejects its configuration: %s. Correct the variable EASYBUILD_... or the file (%s), "
                        "or ignore a file with 'export EASYBUILD_IGNORECONFIGFILES=FILE'."
@@ -430,13 +432,14 @@ def run_examples(args: argparse.Namespace) -> int:
     source = os.path.normpath(os.path.join(top, args.name))
     if not source.startswith(top + '/') or not os.path.exists(source):
         raise CliError("There is no example '%s': 'slingtorch examples' lists all" % args.name)
-    room, names = (source, below(source)) if os.path.isdir(source) else (os.path.dirname(source), [args.name])
-    there = [name for name in names if os.path.lexists(os.path.join(args.directory, os.path.basename(name)))]
+    room, names = (source, below(source)) if os.path.isdir(source) else (
+        os.path.dirname(source), [os.path.basename(source)])
+    there = [name for name in names if os.path.lexists(os.path.join(args.directory, name))]
     if there:
         raise CliError("%s already has %s, and nothing is overwritten. Name another directory: slingtorch examples "
-                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(map(os.path.basename, there)), args.name))
+                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(there), args.name))
     os.makedirs(args.directory, exist_ok=True)
-    for name in map(os.path.basename, names):
+    for name in names:
         print(shutil.copy(os.path.join(room, name), args.directory))
     return 0
 
@@ -534,9 +537,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    for name in ('stdout', 'stderr'):
+    for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
         if getattr(sys, name) is None:  # closed
-            setattr(sys, name, open(os.devnull, 'w'))
+            setattr(sys, name, open(os.devnull, mode))
     for_shell = argv[:1] == ['env']
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
         # Messages may have characters that the terminal's encoding lacks; a shell needs the exact bytes of paths.

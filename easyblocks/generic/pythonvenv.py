@@ -479,7 +479,10 @@ class PythonVenv(RunScripts):
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
         except BaseException as err:
             # also if interrupted: leave no half environment that somebody might activate, and free its space
-            remove_dir(self.installdir)
+            try:
+                remove_dir(self.installdir)
+            except EasyBuildError as left:  # a process that Ctrl-C does not end at once still writes there
+                self.warn("%s", left)
             remedy = problem_of(str(err), PIP_PROBLEMS)[1]
             if isinstance(err, OSError) and remedy:
                 # the disk was too full to keep pip's output

@@ -100,7 +100,7 @@ class RunScripts(KeepsPrevious):
                 self.renew_scripts()
             else:   # --force skips the sanity check
                 self.warn("Nothing is installed in %s, so this module does not work. To install the software, run eb "
-                          "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
+                          "--rebuild instead of --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
                           self.installdir)
         return super().make_module_step(fake=fake)
 

@@ -78,8 +78,12 @@ class Wanted:
 
     def read_file(self, path: str) -> None:
         """Add a requirements file."""
-        with open(path, encoding='utf-8-sig') as stream:
-            self.read(stream.read(), path)
+        try:
+            with open(path, encoding='utf-8-sig') as stream:
+                text = stream.read()
+        except UnicodeDecodeError as err:
+            raise RuntimeError("%s is not a text file in UTF-8 (%s): is it a requirements file?" % (path, err))
+        self.read(text, path)
 
 
 def run_uv(uv: str, words: List[str], what: str, directory: str, settings: Dict[str, str]) -> str:
@@ -107,6 +111,9 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
     """What a project requires, and the marker of the machines that it supports; '' for all."""
     wanted, name = Wanted(path), os.path.basename(path)
     if not name.endswith('.toml') and name != 'uv.lock':
+        if extras:
+            raise RuntimeError("--extra is for a project's pyproject.toml or uv.lock. In %s, write the extra behind "
+                               "its package: NAME[%s]" % (path, extras[0]))
         wanted.read_file(path)
         return wanted, ''
     toml = read_toml(path)
@@ -126,6 +133,11 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         wanted.read(run_uv(uv, export, what, wanted.directory, settings), path)
         markers += [' or '.join('(%s)' % marker for marker in toml.get('supported-markers', []))]
     elif 'build-system' in toml:
+        # uv only warns of these; those of a project whose build computes them are not known here
+        known = {lockfile.normalised(extra) for extra in project.get('optional-dependencies', {})}
+        unknown = [extra for extra in extras if lockfile.normalised(extra) not in known]
+        if unknown and project and 'optional-dependencies' not in project.get('dynamic', []):
+            raise RuntimeError("%s does not have the extra '%s'" % (path, unknown[0]))
         wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
     else:
         try:
@@ -133,6 +145,8 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
             wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
         except KeyError as err:
             raise RuntimeError("%s does not have %s" % (path, err))
+        if not all(isinstance(line, str) for line in wanted.lines):
+            raise TypeError("its dependencies must be texts")
     return wanted, ' and '.join('(%s)' % marker for marker in markers if marker)
 
 
@@ -244,7 +258,10 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
     on = read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
     settings = lockfile.pip_settings(python)
-    wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
+    try:
+        wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
+    except (AttributeError, TypeError) as err:      # a text where a table or list must be, and the like
+        raise RuntimeError("%s does not have the form of a project: %s" % (args.source, err))
     version = chosen_python(args.python, site, on)
     machine = site.processor if site.generations else os.uname().machine
     platforms = on.get('wheel_platform', 'manylinux_2_28_x86_64')

@@ -92,6 +92,8 @@ def describe(module: str, root: str) -> Dict[str, Any]:
         entry['why'] = differences(root, record)
         entry['state'] = 'different' if entry['why'] else 'current'
     except FileNotFoundError:
+        if not os.path.exists(root):
+            return dict(entry, why=['%s is gone: remove the module, or install it again' % root], owner=None)
         entry['why'] = ['older: installed by a slingtorch that wrote no record']
     except (ValueError, KeyError, TypeError) as err:
         entry['why'] = ['%s is damaged: %s' % (os.path.join(root, RECORD), err)]

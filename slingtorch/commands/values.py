@@ -45,12 +45,16 @@ class OwnPyTorch:
         if not python:
             self.problem = "PATH has no 'python'"
         else:
-            done = subprocess.run([python, '-c', PROBE], cwd='/', env=machine.environ, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+            said = ''
             try:
-                self.found = json.loads(done.stdout.splitlines()[-1])
-            except (IndexError, ValueError):
-                self.problem = "%s does not run: %s" % (python, done.stderr.strip()[-300:])
+                # a wrapper may print what it likes
+                done = subprocess.run([python, '-c', PROBE], cwd='/', env=machine.environ, stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                                      errors='replace')
+                said = done.stderr.strip()[-300:] or "it ended with status %d" % done.returncode
+                self.found = dict(json.loads(done.stdout.splitlines()[-1]))
+            except (IndexError, OSError, TypeError, ValueError) as err:
+                self.problem = "%s does not run: %s" % (python, said or err)
             if not self.found.get('torch'):
                 self.problem = self.problem or "%s has no PyTorch" % python
         if self.found.get('torch'):

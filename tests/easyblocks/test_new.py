@@ -234,11 +234,24 @@ def test_a_lock_file_of_another_platform(project):
     assert "(sys_platform == 'darwin')" in project.refused('uv.lock')
 
 
-@pytest.mark.parametrize('source, text', [('uv.lock', 'version = 1\n[[package]]\nname = 3\n'), ('pyproject.toml', '[project\n')])
+@pytest.mark.parametrize('source, text', [
+    ('uv.lock', 'version = 1\n[[package]]\nname = 3\n'), ('pyproject.toml', '[project\n'), ('pyproject.toml', 'project = 3\n'),
+    ('pyproject.toml', '[project]\nrequires-python = 3\n'), ('pyproject.toml', '[project]\ndependencies = "alpha"\n'),
+    ('pyproject.toml', '[project]\ndependencies = [1]\n'), ('latin.txt', 'alpha  # gr\udcfcn\n')])
 def test_files_that_are_damaged(project, source, text):
     project.write('pyproject.toml', PROJECT)
-    project.write(source, text)
+    (project.dir / source).write_bytes(text.encode('utf-8', 'surrogateescape'))
     assert source in project.refused(source)
+
+
+def test_an_extra_that_is_not_there(project):
+    """uv only warns, so the module would lack its packages."""
+    project.write('requirements.txt', 'alpha\n')
+    assert 'requirements.txt, write the extra behind its package: NAME[more]' in project.refused(
+        'requirements.txt', '--extra', 'more')
+    project.package('mine', '0.3', ['torch'], more='[project.optional-dependencies]\nother_ones = ["beta"]\n')
+    assert "pyproject.toml does not have the extra 'more'" in project.refused('pyproject.toml', '--extra', 'more')
+    assert 'mine' in project.made('pyproject.toml', '--extra', 'Other-Ones')[1]
 
 
 @pytest.mark.parametrize('name', ['../mine', '.hidden'])

@@ -247,6 +247,14 @@ def test_a_damaged_record_is_renewed(installed):
     assert installed.states()['PyTorch/0.1-tiny'] == ['current']
 
 
+def test_an_installation_that_was_removed_without_its_module(installed):
+    away = installed.container.rename(installed.container.with_suffix('.away'))
+    done = installed.status()
+    away.rename(installed.container)
+    assert done.returncode == 3 and 'record' not in done.stdout and 'belongs to' not in done.stdout
+    assert f'{installed.container} is gone: remove the module, or install it again\n' in done.stdout
+
+
 def test_a_loaded_module_is_unloaded_first(installed):
     """EasyBuild does not install what is loaded."""
     installed.fix()

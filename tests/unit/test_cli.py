@@ -77,8 +77,14 @@ def test_version(environ):
     assert run(['--version'], environ).stdout == 'slingtorch %s\n' % slingtorch.__version__
 
 
-def test_in_a_directory_that_is_gone(environ, tmp_path):
-    done = bash(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; slingtorch env', environ, new=True)
+@pytest.mark.parametrize('seen_by', ['Python', 'EasyBuild'])
+def test_in_a_directory_that_is_gone(environ, tmp_path, seen_by):
+    """It depends on sys.path whether the import of EasyBuild fails, or later EasyBuild's options."""
+    imported = tmp_path / 'imported.py'
+    imported.write_text('import os, sys, easybuild.tools.options, slingtorch.cli\n'
+                        'os.rmdir(os.getcwd())\nsys.exit(slingtorch.cli.main(sys.argv[1:]))\n')
+    start = 'rmdir ../gone; slingtorch' if seen_by == 'Python' else '%s %s' % (sys.executable, imported)
+    done = bash(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; {start} env', environ, new=True)
     assert done.returncode == 1 and done.stdout == 'false\n'
     assert done.stderr == 'slingtorch: error: the working directory no longer exists: cd to another one\n'
 
@@ -535,6 +541,7 @@ def test_examples(environ, tmp_path):
     done = run(['examples'], environ)
     assert re.search(r'^slurm .* ddp_pytorch\.job', done.stdout, re.M) and done.stderr.endswith(' are in %s/docs\n' % ROOT)
     assert run(['examples', 'slurm/ddp_pytorch.job', str(tmp_path / 'new')], environ).returncode == 0
+    assert run(['examples', 'slurm/ray.job/', str(tmp_path / 'slash')], environ).stdout == f'{tmp_path}/slash/ray.job\n'
     job = tmp_path / 'new/ddp_pytorch.job'
     assert job.read_text() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_text()
     job.write_text('mine')

@@ -518,6 +518,12 @@ def test_what_can_be_read_only_once(tmp_path, name):
     assert b'The memory of a node was used up' in done.stdout
 
 
+def test_a_closed_standard_input_is_empty():
+    done = subprocess.run(['bash', '-c', sys.executable + ' -m slingtorch explain - <&-'], cwd='/', capture_output=True,
+                          env={'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT)})
+    assert (done.returncode, done.stderr) == (3, b'') and b'standard input is empty' in done.stdout
+
+
 def test_the_empty_answer_says_what_to_switch_on():
     done = command('-', stdin=b'all is well\n')
     assert done.returncode == 3
@@ -642,3 +648,10 @@ def test_what_is_remembered_of_lines_has_a_bound(monkeypatch):
     log.read('job.log', io.BytesIO((dense + '[rank3]: x exit code 137\n').encode()))
     assert [finding.ranks for finding in log.findings.values()] == [{3}]
     assert (len(log.kinds), len(log.shapes), len(log.misses), max(log.shapes.values())) == (3, 3, 3, 20)
+
+
+def test_a_job_that_until_done_requeued_itself_was_not_preempted():
+    """Slurm's line is the same."""
+    slurm = 'slurmstepd: error: *** JOB 7 ON nid001001 CANCELLED AT 2024-04-20T09:09:37 DUE TO JOB REQUEUE ***\n'
+    assert names(slurm) == ['preempted']
+    assert names('until-done: job 7 goes back to the queue: SIGUSR1 came, saved after 12 s\n' + slurm) == []

@@ -101,12 +101,14 @@ def test_what_differs_from_a_module(environment, tmp_path):
 
 
 @pytest.mark.parametrize('python, says', [
-    (None, "PATH has no 'python'"), ('exit 3', 'bin/python does not run'), ('echo "{}"', 'bin/python has no PyTorch')])
+    (None, "PATH has no 'python'"), ('exit 3', 'bin/python does not run: it ended with status 3'),
+    ('echo "{}"', 'bin/python has no PyTorch'), ('echo 3', 'bin/python does not run'),
+    (r'printf "\377" >&2; exit 1', 'bin/python does not run: \ufffd'), ('\n#!/nowhere', 'bin/python does not run: [Errno')])
 def test_no_python_or_no_pytorch(tmp_path, python, says):
     """The values are those for an image all the same."""
     if python:
         (tmp_path / 'bin').mkdir()
-        (tmp_path / 'bin/python').write_text(f'#!/bin/sh\n{python}\n')
+        (tmp_path / 'bin/python').write_text(f'#!/bin/sh\n{python}\n'.rpartition('\n\n')[2])
         (tmp_path / 'bin/python').chmod(0o755)
     for name in ('bash', 'env'):
         (tmp_path / 'bin').mkdir(exist_ok=True)
