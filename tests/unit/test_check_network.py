@@ -252,6 +252,7 @@ def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, t
     one.log.write(b'n1:3:3 [0] NCCL INFO Using network Socket\n')
     one.collective(torch, 5)
     assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
+    assert one.result['facts'].get('address of gloo') == ('127.0.0.1 (lo)' if told else None)
     assert (one.result.get('network') == 'Socket') == told
     assert (one.result.get('error') or '').endswith('failed: RuntimeError: NCCL error') == told
 

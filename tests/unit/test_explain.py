@@ -416,7 +416,7 @@ def test_labels_and_colours(label):
 
 def test_line_ends_of_windows_progress_bars_and_a_last_line_that_is_cut():
     bar = '\r'.join('%3d%%|####|' % number for number in range(100))
-    text = 'one\r\n%s\rtorch.OutOfMemoryError: CUDA out of memory. Tried\r\nlast line withou' % bar
+    text = 'one\r\n%s\rtorch.OutOfMemoryError: CUDA out of memory. Tried\r 99%%|####|\r\nlast line withou' % bar
     findings, remarks = read(text)
     assert findings[0].finding.place == ('job.log', 2)
     assert findings[0].finding.line == 'torch.OutOfMemoryError: CUDA out of memory. Tried'
