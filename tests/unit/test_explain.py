@@ -245,6 +245,13 @@ def test_the_same_number_in_another_group_is_no_difference():
     assert names(log) == ['waited', 'collective-timeout']
 
 
+def test_ranks_of_all_that_show_a_fault_are_counted():
+    """Found by two rules."""
+    log = '[rank3]: CUDA_ERROR_OUT_OF_MEMORY\n[rank5]: OOM when allocating tensor with shape[64,64]\n'
+    [answer] = read(log)[0]
+    assert (answer.finding.ranks, answer.finding.count) == ({3, 5}, 2)
+
+
 def test_two_groups_that_differ_are_one_answer():
     log = ''.join(TIMEOUT.format(rank, 5, 'BROADCAST' if rank % 2 else 'ALLREDUCE') + STATE.format(rank, 5, 5).replace(
         '0(default_pg)', '%d(GROUP_%d)' % (rank // 2, rank // 2)) for rank in range(4))
