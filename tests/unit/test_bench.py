@@ -80,62 +80,6 @@ def test_sums_of_many_ranks_are_exact_in_a_float32():
     assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1
 
 
-# --- the job's process group
-
-@pytest.fixture
-def measurement(monkeypatch):
-    """A Measurement in a job of one rank that sees four GPUs, so does MPI; and what it calls of PyTorch."""
-    def started(backend, **named):
-        calls.append(backend)
-        if os.environ.get('NCCL_DEBUG_FILE'):
-            with open(os.environ['NCCL_DEBUG_FILE'], 'a') as log:
-                log.write('NCCL INFO Using network AWS Libfabric\nNET/OFI Selected provider is cxi, 4 nics\n')
-
-    def make(backend=None, world=1):
-        dist.get_world_size = lambda: world
-        return measuring.Measurement(types.SimpleNamespace(backend=backend, json=None, operations=['send_receive'])), calls
-
-    calls = []
-    cuda = types.SimpleNamespace(
-        is_available=lambda: True, device_count=lambda: 4, set_device=calls.append, get_device_name=lambda number: 'H100',
-        synchronize=lambda: calls.append('synchronize'), nccl=types.SimpleNamespace(version=lambda: (2, 27, 3)))
-    dist = types.SimpleNamespace(
-        all_gather_into_tensor=None, reduce_scatter_tensor=None, all_to_all_single=None, is_nccl_available=lambda: True,
-        init_process_group=started, get_rank=lambda: 0, destroy_process_group=lambda: None,
-        all_gather_object=lambda things, thing: things.__setitem__(0, thing))
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda, distributed=dist, __version__='2.10'))
-    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
-    monkeypatch.setattr(os, 'environ', {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '2', 'LOCAL_WORLD_SIZE': '1'})
-    return make
-
-
-def test_gpus_are_measured_over_nccl_whose_log_names_the_network(measurement):
-    one, calls = measurement()
-    assert calls == [2, 'nccl'] and (one.kind, one.device) == ('nccl', 'cuda')
-    assert one.record['networks'] == {'nccl': 'AWS Libfabric, provider cxi'} and one.record['notes'] == []
-    assert one.record['versions'] == {'torch': '2.10', 'gpu': 'H100', 'nccl': '2.27.3'}
-    assert not [name for name in os.environ if name.endswith('ERROR_HANDLING')]     # a dead peer ends bench
-    assert one.seconds(lambda: None, 3) >= 0 and calls[2:] == ['synchronize']
-
-
-def test_what_cannot_be_measured_is_a_note(measurement, capsys):
-    one, _ = measurement('mpi-gpu')
-    assert (one.kind, one.device, one.record['networks']) == ('mpi-gpu', 'cuda', {'mpi-gpu': 'unknown'})
-    assert one.run()['notes'] == ['send_receive: a single rank has no partner']
-    assert 'note: send_receive: a single rank has no partner' in capsys.readouterr().out
-    with pytest.raises(records.BenchError, match='MPI sees 3 .*, but the job has 1: start the ranks with a launcher'):
-        measurement('mpi', world=3)
-
-
-@pytest.mark.parametrize('error, kind', [('MPI does not support this', records.BenchError),
-                                         ('not implemented', records.BenchError), ('peer lost', RuntimeError)])
-def test_an_error_that_says_that_an_operation_is_not_there_ends_only_this_one(measurement, error, kind):
-    tensor = types.SimpleNamespace(fill_=lambda value: None)
-    with pytest.raises(kind, match=error) as raised:
-        measurement()[0].wrong(types.SimpleNamespace(run=raising(RuntimeError(error))), tensor, tensor)
-    assert raised.type is kind
-
-
 # --- the machine
 
 @pytest.fixture

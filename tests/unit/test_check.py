@@ -816,6 +816,13 @@ def test_cache_that_others_can_write(job, tmp_path):
     assert len(entries) == 2 and all('writable by others (mode 777)' in text for text, _ in entries)
 
 
+def test_a_cache_that_will_be_made_in_a_directory_of_others(tmp_path):
+    tmp_path.chmod(0o777)
+    report = findings.Report(0)
+    look.look_at_caches(Machine({'TRITON_CACHE_DIR': str(tmp_path / 'new')}), report, {})
+    assert [finding.level for finding in report.findings] == ['good']
+
+
 def test_cache_on_a_parallel_file_system(tmp_path):
     (tmp_path / 'proc/self').mkdir(parents=True)
     (tmp_path / 'proc/self/mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)

@@ -231,9 +231,12 @@ def of_process(monkeypatch, environ, **planted):
 @pytest.mark.parametrize('said, says', [({}, 'the store is gone'), ({'now': 'x'}, 'this version of slingtorch does not know')])
 def test_a_node_that_loses_rank_0s_node_says_so(monkeypatch, said, says):
     monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'late': 'x'}))
-    one = of_process(monkeypatch, {'RANK': '1', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'},
-                     join=lambda *_: {'now': 5, 'nodes': 2, 'go': False, **said}, report=raising(probe.meet.NotMet('the store is gone')))
+    came = []
+    one = of_process(monkeypatch, {'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'},
+                     join=lambda own, _: came.append(own) or {'now': 5, 'nodes': 2, 'go': False, **said},
+                     report=raising(probe.meet.NotMet('the store is gone')))
     probe.run(None, 5, [])
+    assert [(own['rank'], own['ranks']) for own in came] == [(2, 2)]
     assert says in one.result['lost'] and one.result['over'] and one.result['script'] == {'late': 'x'}
     assert 'error' not in one.result
 

@@ -599,8 +599,10 @@ def test_names_of_outputs(tmp_path, name):
     ('NCCL WARN No algorithm/protocol available' + ' x' * 300 + ' end', ' end'),
 ])
 def test_the_evidence_keeps_the_telling_word(line, words):
-    shown = read(line + '\n')[0][0].finding.evidence()
+    finding = read(line + '\n')[0][0].finding
+    shown = finding.evidence()
     assert words in shown and len(shown) <= explain_log.SHOWN + 10
+    assert shown.startswith('...') == bool(finding.line.find(finding.told))
 
 
 def test_the_node_and_the_rank_come_first_where_a_node_is_the_cause():

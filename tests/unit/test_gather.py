@@ -23,7 +23,7 @@ def environment(directory, rank=0, **more):
             'SLURMD_NODENAME': 'n1', 'SLINGTORCH_JOB_DIR': str(directory), **more}
 
 
-DETAILS = {'local_rank': 1, 'cpus': [0], 'online': [0], 'near': {}, 'limits': {}, 'memory of': '', 'memory': None,
+DETAILS = {'cpus': [0], 'online': [0], 'near': {}, 'limits': {}, 'memory of': '', 'memory': None,
            'gpus': None}
 
 
@@ -368,6 +368,8 @@ def test_what_a_message_may_be():
     thing = {'a': [1, 2.5, 'x', None, True], 'b': {}}
     assert messages.load(messages.dump(thing)) == thing
     assert messages.has_form({'a': 1, 'b': True}, {'a': int, 'b': bool})
+    with pytest.raises(ValueError, match='^%d bytes$' % (messages.MOST + 2)):
+        messages.load(b'"%s"' % (b'x' * messages.MOST))
     assert not messages.has_form({'a': True}, {'a': int}) and not messages.has_form([], {})
     assert messages.has_form({'a': [{'x': 1.5}]}, {str: [{str: (int, float)}]})
     assert not any(messages.has_form(other, {str: [{str: (int, float)}]}) for other in ({'a': {}}, {'a': [{'x': ''}]}))

@@ -211,28 +211,13 @@ def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, says):
         pairs.take_part(types.SimpleNamespace(send=lambda said: None))
 
 
-def exchange(**more):
-    one = pairs.Exchange.__new__(pairs.Exchange)
-    one.__dict__.update({'gpu': 0, 'buffer': bytes(10), 'best': 0.0, 'why': '', **more})
-    return one
-
-
-def test_a_volley_over_nccl_ends_with_the_gpus_work_or_in_time(monkeypatch):
-    """NCCL's wait() makes only the GPU wait."""
-    monkeypatch.setattr(pairs, 'MESSAGE', 4)
-    said, completed = [], iter([False, True, True])
-    work = types.SimpleNamespace(is_completed=lambda: next(completed, False), wait=lambda: said.append('ended'))
-    exchange().volley(lambda data, other, tag: said.append(len(data[0])) or work, 1, 7, 1e99)
-    assert said == [4, 3, 'ended', 'ended'] and not next(completed, False)
-    with pytest.raises(RuntimeError, match='^no answer$'):
-        exchange().volley(lambda data, other, tag: work, 1, 4, 0)
-
-
 @pytest.mark.parametrize('gpu', [0, None])
 def test_a_pair_that_fails_is_an_answer_and_leaves_no_kernel(monkeypatch, gpu):
     aborted = []
-    one = exchange(gpu=gpu, pair=raising(RuntimeError('no route')), dist=types.SimpleNamespace(PrefixStore=lambda name, store: None),
-                   group=lambda *_: types.SimpleNamespace(abort=lambda: aborted.append(1)))
+    one = pairs.Exchange.__new__(pairs.Exchange)
+    one.gpu, one.best, one.dist = gpu, 0.0, types.SimpleNamespace(PrefixStore=lambda name, store: None)
+    one.pair = raising(RuntimeError('no route'))
+    one.group = lambda *_: types.SimpleNamespace(abort=lambda: aborted.append(1))
     one.meet(types.SimpleNamespace(another=lambda: types.SimpleNamespace(store=None)), 0, 'pair-1-2')
     assert (one.best, one.why, len(aborted)) == (0.0, 'RuntimeError: no route', int(gpu == 0))
 
