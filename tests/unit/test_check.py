@@ -619,9 +619,8 @@ def test_nodes_without_pytorch_cannot_meet(job):
 
 @pytest.mark.parametrize('looked_up, slow', [([0.99], False), ([1.0], True), ([], True)])
 def test_a_slow_name_server_is_named(job, looked_up, slow):
-    rank = rank_of(job)
+    rank, details = rank_of(job), {'gpus': None, 'cpus': [0], 'online': [0]}
     rank.looked_up = looked_up
-    details = {'gpus': None, 'cpus': [0], 'online': [0]}
     check.finish_node(rank, types.SimpleNamespace(look=lambda: True, reports={}), {}, details)
     said = [finding for finding in rank.report.having('yellow') if 'to look up the name of an address' in finding.text]
     assert len(said) == slow
