@@ -135,14 +135,11 @@ def spelled_out(parsed: Any) -> Literals:
 
 def sections(path: str) -> Iterator[Tuple[int, str, Optional['re.Match[str]']]]:
     """(number, line, match of a header) of each line that is neither empty nor a comment."""
-    try:
-        with open(path, encoding='utf-8') as handle:
-            for number, line in enumerate(handle, 1):
-                line = line.rstrip('\n')
-                if line and not line.startswith('#'):
-                    yield number, line, HEADER.match(line) if line[0] == '[' else None
-    except (OSError, UnicodeDecodeError) as err:
-        raise ExplainError("%s cannot be read: %s" % (path, err))
+    with open(path, encoding='utf-8') as handle:
+        for number, line in enumerate(handle, 1):
+            line = line.rstrip('\n')
+            if line and not line.startswith('#'):
+                yield number, line, HEADER.match(line) if line[0] == '[' else None
 
 
 def read_faults(path: str = os.path.join(HERE, 'faults.txt')) -> Dict[str, Fault]:

@@ -174,10 +174,7 @@ def look_at_job(machine: 'Machine', report: 'Report') -> None:
 
 def find_torch() -> 'Optional[str]':
     """Directory of the package that 'import torch' would load, or None; imports nothing."""
-    try:
-        spec = importlib.util.find_spec('torch')
-    except (ImportError, ValueError):
-        return None
+    spec = importlib.util.find_spec('torch')
     return os.path.dirname(spec.origin) if spec and spec.origin else None
 
 
@@ -219,8 +216,7 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     :return: what node.py needs
     """
     allowed, online = machine.cpus()
-    details = {'rank': int(machine.environ['RANK']), 'local_rank': int(machine.environ['LOCAL_RANK']),
-               'cpus': sorted(allowed), 'online': sorted(online)}
+    details = {'cpus': sorted(allowed), 'online': sorted(online)}
     report.fact('node', machine.node)
     report.fact('machine', machine.read('proc/sys/kernel/random/boot_id') or machine.node)
     report.fact('driver', machine.nvidia_driver() or 'none')

@@ -181,3 +181,10 @@ def path_without(command, directory):
             entry = str(links)
         entries.append(entry)
     return os.pathsep.join(entries)
+
+
+def raising(error):
+    """A function that takes anything and raises this."""
+    def function(*_, **named):
+        raise error
+    return function

@@ -5,6 +5,7 @@ import copy
 import importlib
 import json
 import math
+import os
 import re
 import struct
 import sys
@@ -17,6 +18,7 @@ from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
 from slingtorch.job import records
 from slingtorch.job.machine import Machine
+from testbed import raising
 
 GIB = 2 ** 30
 
@@ -43,7 +45,7 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
     assert operations(4, 0)[operation].bus_factor == factor
 
 
-@pytest.mark.parametrize('text,size', [('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
+@pytest.mark.parametrize('text,size', [('512', 512), ('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
 def test_sizes_are_read(text, size):
     assert records.parse_size(text) == size
     assert records.parse_size(records.show_size(size)) == size
@@ -359,6 +361,17 @@ def test_results_replace_results(tmp_path):
         else:
             open(path, 'w').close()
         assert records.file_to_write(path) == path
+
+
+def test_results_go_to_a_pipe_as_it_is_and_to_no_file_that_cannot_be_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / 'pipe')
+    reader = os.open(tmp_path / 'pipe', os.O_RDONLY | os.O_NONBLOCK)
+    records.write({'a': 1}, str(tmp_path / 'pipe'))
+    assert os.read(reader, 100) == b'{\n "a": 1\n}\n' and [path.name for path in tmp_path.iterdir()] == ['pipe']
+    os.close(reader)
+    monkeypatch.setattr(records, 'open', raising(PermissionError(13, 'Permission denied')), raising=False)
+    with pytest.raises(argparse.ArgumentTypeError, match='Permission denied'):
+        records.file_to_write(__file__)
 
 
 def test_picture_of_an_unknown_format(files, tmp_path, capsys):

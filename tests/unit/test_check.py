@@ -21,6 +21,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import pytest
 
@@ -28,10 +29,11 @@ from slingtorch import sites
 from slingtorch.commands import values
 from slingtorch.job import check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
-from testbed import ROOT
+from testbed import ROOT, raising
 
 JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
+COMES = {'node': 'nid2', 'rank': 4, 'ranks': 4}     # what the second node says at first
 
 
 class FileStore:
@@ -266,6 +268,13 @@ def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
+@pytest.mark.parametrize('changed, says', [({'MASTER_PORT': 'x'}, "MASTER_PORT='x' is not a number"),
+                                           ({'LOCAL_RANK': '1'}, 'rank 0 has LOCAL_RANK=1, but must have 0')])
+def test_ranks_that_cannot_be(job, changed, says):
+    with pytest.raises(gather.Usage, match=says):
+        gather.read_ranks({**job.environ(0), **changed})
+
+
 def test_a_node_that_does_not_answer_can_be_ignored(job):
     job.left_out = (4,)
     job.env.update(SLINGTORCH_CHECK_SECONDS='2', SLINGTORCH_CHECK_IGNORE='no-answer')
@@ -465,6 +474,29 @@ def test_nccl_has_to_be_told_the_interfaces_of_slingshot(tmp_path, several, env,
     assert ['NCCL may use the management network' in finding.text for finding in report.having('yellow')] == [True] * yellow
 
 
+@pytest.mark.parametrize('names, level, says', [('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists')])
+def test_an_interface_that_is_down(job, names, level, says):
+    job.files['sys/class/net/eth1/operstate'] = 'down'
+    report = findings.Report(0)
+    look.look_at_interfaces(Machine({'NCCL_SOCKET_IFNAME': names}, job.root(0)), report, False)
+    assert [(finding.level, says in finding.text) for finding in report.findings] == [(level, True)]
+
+
+def test_master_addr_without_an_address():
+    report = findings.Report(0)
+    look.look_at_master(Machine({'MASTER_ADDR': 'no-such-host.invalid', 'RANK': '0'}), report)
+    assert ['has no address on this node' in finding.text for finding in report.having('red', 'master')] == [True]
+
+
+def test_which_variables_and_which_plugin_are_compared(job, tmp_path):
+    (tmp_path / 'libnccl-net.so').write_text('')
+    job.env.update(LD_LIBRARY_PATH=str(tmp_path), NCCL_ALGO='Ring', UCX_TLS='all')
+    rank = rank_of(job)
+    look.look(rank.machine, rank.report, None, True)
+    assert rank.report.value('plugin') == f'{tmp_path}/libnccl-net.so'
+    assert {name for name in rank.report.facts if name.startswith('env ')} == {'env LD_LIBRARY_PATH', 'env NCCL_ALGO'}
+
+
 def test_what_gloo_alone_is_told_stops_no_job_with_gpus(job):
     with_gpus(job)
     job.env.update(GLOO_SOCKET_IFNAME='hsn', NCCL_SOCKET_IFNAME='=hsn0,eth0')     # one that is there suffices for NCCL
@@ -525,6 +557,73 @@ def test_a_node_that_does_not_come_says_what_may_be_why(job, capsys):
         check.deliver(rank, None, {'lost': 'no route'})
     said = capsys.readouterr().err
     assert 'the red one' in said and "world-size: another job's number" in said and 'nothing to do' not in said
+
+
+def rank_of(job, number=0, **nodes):
+    """A rank of the job; node_1={...}: what that node said at first."""
+    rank = check.Rank(Machine(job.environ(number), job.root(number)), None, NoTorch, [])
+    rank.nodes = {int(name[5:]): said for name, said in nodes.items()}
+    return rank
+
+
+def test_a_node_that_answered_and_then_no_longer_is_named(job):
+    rank = rank_of(job, node_1=COMES)
+    rank.report.ranks = 15
+    check.check_answers(rank)
+    [finding] = rank.report.having('red', 'no-answer')
+    assert finding.text == 'no answer from ranks 4-7 of 8. nid2 answered at first, then no longer'
+
+
+@pytest.mark.parametrize('imported', [True, False])
+def test_who_waits_for_a_node_that_is_still_importing_has_nothing_red(job, imported):
+    rank = rank_of(job)
+    rank.report.ranks = 255
+    rank.report.add('red', 'rendezvous', 'it did not end')
+    if not imported:
+        rank.report.add('yellow', 'import', 'import torch did not end', '', 16)
+    check.check_job(rank)
+    assert [finding.level for finding in rank.report.having(name='rendezvous')] == ['red' if imported else 'yellow']
+
+
+@pytest.mark.parametrize('answer, said, says', [
+    (gather.PeerLost('gone'), COMES, "reports did not arrive: gone"),
+    ({1: {}}, COMES, 'nid2 sent a message that this version does not know, or has ranks of another node'),
+    ({1: findings.Report(0).dump()}, COMES, 'nid2 sent a message'), ({}, None, 'a node of unknown name sent a message'),
+    ({1: findings.Report(4).dump()}, COMES, ''),
+])
+def test_reports_that_do_not_come_or_are_none(job, answer, said, says):
+    rank = rank_of(job, node_1=said)
+    ask = raising(answer) if isinstance(answer, Exception) else lambda *_: answer
+    check.collect(rank, types.SimpleNamespace(ask=ask, found={}))
+    assert [says in finding.text for finding in rank.report.having('red')] == [True] * bool(says)
+    assert rank.report.ranks == (1 if says else 17)
+
+
+@pytest.mark.parametrize('answer, level, name, says', [
+    ((True, 'ValueError: odd'), 'untested', 'script', '() ended early: ValueError: odd'),
+    ((False, ''), 'yellow', 'disk', 'a file system did not answer within 5 s'),
+])
+def test_what_hangs_or_fails_on_a_node_hides_nothing_else(job, monkeypatch, answer, level, name, says):
+    monkeypatch.setattr(check.limits, 'in_time', lambda *_: answer)
+    monkeypatch.setattr(check.meet, 'look_up', lambda name: 0)
+    rank = rank_of(job)
+    assert rank.look()['words'] == [] and rank.report.having('good', 'master')
+    assert all(says in finding.text for finding in rank.report.having(level, name)) and rank.report.having(level, name)
+
+
+def test_nodes_without_pytorch_cannot_meet(job):
+    rank = rank_of(job)
+    assert check.meet_nodes(rank, None) == {}
+    assert 'this Python has no PyTorch, but the nodes meet' in rank.report.having('red', 'import')[0].text
+
+
+@pytest.mark.parametrize('looked_up, slow', [([0.99], False), ([1.0], True), ([], True)])
+def test_a_slow_name_server_is_named(job, looked_up, slow):
+    rank, details = rank_of(job), {'gpus': None, 'cpus': [0], 'online': [0]}
+    rank.looked_up = looked_up
+    check.finish_node(rank, types.SimpleNamespace(look=lambda: True, reports={}), {}, details)
+    said = [finding for finding in rank.report.having('yellow') if 'to look up the name of an address' in finding.text]
+    assert len(said) == slow
 
 
 def test_clock_skew(job):
@@ -637,6 +736,15 @@ def test_partitions_of_an_accelerator_of_amd(job):
     assert named(found, 'gpus', 'good')[0][0] == 'each rank sees a GPU of its own'
 
 
+@pytest.mark.parametrize('kfd, parts, sees', [(False, 2, []), (True, 1, ['0000:01:00.0']),
+                                              (True, 2, ['partition 0', 'partition 1'])])
+def test_an_accelerator_of_amd_is_seen_through_its_driver(job, kfd, parts, sees):
+    job.files.update({**pci(1, '0x1002', '0x120000'), **({'dev/kfd': ''} if kfd else {})})
+    job.files.update({'%s/%d/properties' % (KFD, number): 'simd_count 160\n' for number in range(parts)})
+    machine = Machine({}, job.root(0))
+    assert look.visible_gpus(machine, machine.gpus()) == sees
+
+
 def test_each_rank_with_its_own_gpu(job):
     job.files.update(gpu_files(4))
     job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(rank % 4)} for rank in EIGHT})
@@ -705,6 +813,13 @@ def test_cache_that_others_can_write(job, tmp_path):
     (tmp_path / 'cache').chmod(0o777)
     entries = named(job.run()[2], 'cache', 'yellow')
     assert len(entries) == 2 and all('writable by others (mode 777)' in text for text, _ in entries)
+
+
+def test_a_cache_that_will_be_made_in_a_directory_of_others(tmp_path):
+    tmp_path.chmod(0o777)
+    report = findings.Report(0)
+    look.look_at_caches(Machine({'TRITON_CACHE_DIR': str(tmp_path / 'new')}), report, {})
+    assert [finding.level for finding in report.findings] == ['good']
 
 
 def test_cache_on_a_parallel_file_system(tmp_path):
@@ -840,7 +955,7 @@ def probed(answer, env=(), files=(), tmp_path=None):
 
 
 def test_gpu_support_without_its_library():
-    found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
+    found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12', '/lib64/libcxi.so.1']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
     assert found[0][:2] == ('yellow', 'libraries') and 'libmpi_gtl' in found[0][2]
 
 
@@ -872,6 +987,22 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, monkeypatch, code, say
     result = check.Probe(Machine({}), seconds, []).result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
+
+
+@pytest.mark.parametrize('said, error', [
+    ({'phase': 'import', 'imported': 1}, None),     # it waits for a node that is still importing
+    ({'phase': 'import'}, 'import torch did not end within 0 s'),
+    ({'phase': 'rendezvous', 'imported': 1}, 'the rendezvous did not end within 0 s'),
+])
+def test_only_a_process_that_waits_for_others_may_last(monkeypatch, said, error):
+    def run(pipe, *_):
+        pipe.send({**said, 'over here': True})
+        pipe.recv()
+
+    monkeypatch.setattr(probe, 'run', run)
+    one = check.Probe(Machine({}), 60, [])
+    assert one.wait('over here', time.monotonic() + 60)
+    assert one.result(time.monotonic()).get('error') == error
 
 
 def test_what_the_launcher_left_open_is_not_the_childs():
@@ -934,6 +1065,23 @@ def test_what_a_child_says_is_heard_also_if_it_ends_and_its_own_child_lives_on()
     child = messages.Child(run)
     assert child.hear(time.monotonic() + 60) == 'a word' and child.hear(time.monotonic() + 600) is None
     assert child.ended() and child.end() == '7: the reason'
+
+
+@pytest.mark.parametrize('room, says', [(True, '1: ZeroDivisionError: integer division or modulo by zero'), (False, '1')])
+def test_a_child_that_fails_says_why_if_there_is_room(monkeypatch, room, says):
+    if not room:
+        monkeypatch.setattr(messages.tempfile, 'TemporaryFile', raising(FileNotFoundError('No usable directory')))
+        assert messages.scratch_file() is None
+    child = messages.Child(lambda pipe: 1 // 0)
+    assert messages.until(child.ended, time.monotonic() + 60) and child.end() == says
+
+
+def test_a_child_that_a_driver_holds_is_not_waited_for(monkeypatch):
+    child = messages.Child(lambda pipe: pipe.recv())
+    with monkeypatch.context() as held:
+        held.setattr(messages, 'until', lambda *_: False)
+        assert child.end() == 'unknown'
+    assert child.end() == '-9'
 
 
 # --- vetting

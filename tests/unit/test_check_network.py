@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from slingtorch.job import check, elf, findings, gather, limits, look, nccl, network, node, probe, program, rules
 from slingtorch.job.machine import Machine
-from testbed import ROOT
+from testbed import ROOT, raising
 
 QUIET = {'resent': 0, 'sent': 40, 'trip': 0}
 
@@ -218,6 +219,47 @@ def all_reduce(tensor):
     assert one.end() == '-9'
 
 
+def of_process(monkeypatch, environ, **planted):
+    """A Probe in this process, and what it says to its rank."""
+    one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
+    one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
+    monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
+    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
+    return one
+
+
+@pytest.mark.parametrize('said, says', [({}, 'the store is gone'), ({'now': 'x'}, 'this version of slingtorch does not know')])
+def test_a_node_that_loses_rank_0s_node_says_so(monkeypatch, said, says):
+    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'late': 'x'}))
+    came = []
+    one = of_process(monkeypatch, {'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'},
+                     join=lambda own, _: came.append(own) or {'now': 5, 'nodes': 2, 'go': False, **said},
+                     report=raising(probe.meet.NotMet('the store is gone')))
+    probe.run(None, 5, [])
+    assert [(own['rank'], own['ranks']) for own in came] == [(2, 2)]
+    assert says in one.result['lost'] and one.result['over'] and one.result['script'] == {'late': 'x'}
+    assert 'error' not in one.result
+
+
+@pytest.mark.parametrize('nodes, phase, told', [(2, 'rendezvous', True), (1, 'import', False)])
+def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, told):
+    """In a job of one node, NCCL would need several processes."""
+    dist = types.SimpleNamespace(is_nccl_available=lambda: True, PrefixStore=lambda *_: None,
+                                 init_process_group=raising(RuntimeError('NCCL error')))
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist)
+    monkeypatch.setitem(sys.modules, 'torch', torch)
+    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
+    one = of_process(monkeypatch, {'GLOO_SOCKET_IFNAME': 'lo'})
+    one.nodes, one.store = dict.fromkeys(range(1, nodes)), types.SimpleNamespace(
+        number=1, another=lambda: types.SimpleNamespace(store=None))
+    one.log.write(b'n1:3:3 [0] NCCL INFO Using network Socket\n')
+    one.collective(torch, 5)
+    assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
+    assert one.result['facts'].get('address of gloo') == ('127.0.0.1 (lo)' if told else None)
+    assert (one.result.get('network') == 'Socket') == told
+    assert (one.result.get('error') or '').endswith('failed: RuntimeError: NCCL error') == told
+
+
 @pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])
 def test_a_network_far_below_its_line_rate_is_yellow(tmp_path, speed, rate, slow):
     for name, text in (('sys/class/net/hsn0/speed', rate), ('sys/class/net/hsn0/operstate', 'up'),
@@ -228,6 +270,12 @@ def test_a_network_far_below_its_line_rate_is_yellow(tmp_path, speed, rate, slow
     answer = {'told': {**QUIET, 'seconds': (8 << 20) / speed / 1e9}}
     node.check_speed(report, answer, Machine({}, str(tmp_path)))
     assert bool(of_level(report, 'yellow', 'network')) == slow
+
+
+def test_what_is_no_host_has_no_address_and_no_route():
+    with pytest.raises(OSError):
+        network.addresses('a..b')
+    assert network.address_of_host('a..b', 'none') == 'none' and network.source_of('no-such-host.invalid') == ''
 
 
 # --- who cannot be reached
@@ -373,13 +421,14 @@ def tree(directory, files):
 
 @pytest.mark.parametrize('most, says', [('6', 'a control group of this rank has 5 of at most 6 processes and threads'),
                                         ('9000', 'see ulimit -u, or a filter')])
-def test_how_many_processes_there_may_be(tmp_path, most, says, capsys):
+@pytest.mark.parametrize('error', [RuntimeError("can't start new thread"), BlockingIOError(11, 'try again')])
+def test_how_many_processes_there_may_be(tmp_path, most, says, error, capsys):
     root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
                            'sys/fs/cgroup/job/task/pids.current': '5\n', 'sys/fs/cgroup/job/pids.max': 'max\n'})
     def start():
-        raise RuntimeError("can't start new thread")
+        raise error
     assert gather.guarded('check', Machine({}, root), start) == 1
-    assert f"can't start new thread ({says}" in capsys.readouterr().err
+    assert f"{error} ({says}" in capsys.readouterr().err
     report = findings.Report(0)
     limits.look(Machine({}, root), report, {})
     said = [text for text in of_level(report, 'yellow', 'limit') if '5 of at most 6 processes' in text]
@@ -556,6 +605,39 @@ def test_directories_are_really_written_to(tmp_path):
     assert 'does not exist' in of_level(report, 'red', 'shm')[0]
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_file_or_when_it_is_flushed(tmp_path, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert limits.write_trial(str(tmp_path), 200) == 'no space for 200 bytes'
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    monkeypatch.setattr(limits.os, 'fsync', raising(OSError(122, 'Disk quota exceeded')))
+    assert limits.write_trial(str(tmp_path)) == ''
+    report = findings.Report(0)
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
+    assert ['(Disk quota exceeded)' in said for said in of_level(report, 'yellow', 'disk')] == [True]
+
+
+@pytest.mark.parametrize('free, says', [(1 << 20, True), (1 << 30, False)])
+def test_little_space(tmp_path, monkeypatch, free, says):
+    (tmp_path / 'dev/shm').mkdir(parents=True)
+    monkeypatch.setattr(limits, 'free_in', lambda place: free)
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
+    assert ['has only 1 MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
+    assert ['its file system has only 1 MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
+
+
+def test_no_directory_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits.tempfile, 'gettempdir', raising(FileNotFoundError('No usable temporary directory')))
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({'TMPDIR': '/full'}, str(tmp_path)), report, {})
+    assert of_level(report, 'red', 'disk') == [
+        'no directory for temporary files is writable: TMPDIR=/full, /tmp, /var/tmp']
+
+
 @pytest.mark.parametrize('length, says', [(74, False), (75, True)])
 def test_a_long_directory_for_temporary_files(monkeypatch, length, says):
     monkeypatch.setattr(limits.tempfile, 'tempdir', '/tmp'.ljust(length, 'x'))
@@ -665,6 +747,13 @@ def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
     assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
 
 
+def test_of_a_very_large_program_only_the_script_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, 'NODES', 3)
+    tree(tmp_path, {'train.py': 'import lib\nimport more\nhere()\n', 'lib.py': 'there()\n', 'more.py': ''})
+    found = program.load([str(tmp_path / 'train.py')], {})
+    assert set(found.files) == {'train.py', 'lib.py', 'more.py'} and set(found.calls) == {'here'}
+
+
 def test_arguments_are_compared_by_what_they_are(tmp_path):
     (tmp_path / 'data').write_bytes(b'x' * 200000)
     report = findings.Report(0)
@@ -673,6 +762,8 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'path {tmp_path}/data'].startswith('200000 bytes, ')
     assert facts[f'path {tmp_path}'].startswith('a directory of 1') and facts['path 3'] == 'missing'
+    program.look_at_paths(report, ['/proc/self/mem'])
+    assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -781,7 +872,7 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("rank = int(os.environ.get('RANK', os.environ['SLURM_LOCALID']))", None, ''),
     ("rank = 2 * int(os.environ['SLURM_NODEID']) + int(os.environ['SLURM_LOCALID'])", None, ''),
-    ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
+    ("pool.spawn(main)", None, ''), ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),

@@ -149,6 +149,13 @@ def test_faults_that_are_wrong(tmp_path, text, words):
     assert words in str(info.value)
 
 
+def test_a_remedy_whose_condition_is_in_no_table_is_refused(tmp_path):
+    (tmp_path / 'messages.txt').write_text('[one] x\ntext\n')
+    (tmp_path / 'faults.txt').write_text('[one cause]\nwhy\n- do\n- @!running,nothing do\n')
+    with pytest.raises(explain.ExplainError, match=r'\[one\] has conditions that are in no table: nothing$'):
+        explain.read_rules(str(tmp_path / 'messages.txt'), explain.read_faults(str(tmp_path / 'faults.txt')))
+
+
 # --- time and phase
 
 STEPS = ''.join('step %d loss %d.5\n' % (number, number) for number in range(9))
@@ -236,6 +243,27 @@ def test_the_same_number_in_another_group_is_no_difference():
     log = TIMEOUT.format(0, 5, 'ALLREDUCE') + STATE.format(0, 5, 5)
     log += TIMEOUT.format(1, 5, 'BROADCAST') + STATE.format(1, 5, 5).replace('GUID 0(default_pg)', 'GUID 9(TENSOR)')
     assert names(log) == ['waited', 'collective-timeout']
+
+
+def test_ranks_of_all_that_show_a_fault_are_counted():
+    """Found by two rules."""
+    log = '[rank3]: CUDA_ERROR_OUT_OF_MEMORY\n[rank5]: OOM when allocating tensor with shape[64,64]\n'
+    [answer] = read(log)[0]
+    assert (answer.finding.ranks, answer.finding.count) == ({3, 5}, 2)
+
+
+def test_two_groups_that_differ_are_one_answer():
+    log = ''.join(TIMEOUT.format(rank, 5, 'BROADCAST' if rank % 2 else 'ALLREDUCE') + STATE.format(rank, 5, 5).replace(
+        '0(default_pg)', '%d(GROUP_%d)' % (rank // 2, rank // 2)) for rank in range(4))
+    first, second = [answer.finding for answer in read(log)[0]]
+    assert (first.count, first.details[-1], second.count) == (1, 'in group 0(GROUP_0)', 4)
+
+
+def test_a_rank_whose_watchdog_speaks_of_another_collective_is_not_compared():
+    log = ''.join(TIMEOUT.format(rank, 808, 'ALLREDUCE') + STATE.format(rank, 807 if rank == 2 else 808, 808 + rank)
+                  for rank in range(3))
+    assert 'rank 0 had begun fewer collectives' in read(log)[0][-1].finding.details[-1]
+    assert '(808 of 809)' in read(log)[0][-1].finding.details[-1]
 
 
 def test_a_rank_that_is_behind():
@@ -395,7 +423,7 @@ def test_labels_and_colours(label):
 
 def test_line_ends_of_windows_progress_bars_and_a_last_line_that_is_cut():
     bar = '\r'.join('%3d%%|####|' % number for number in range(100))
-    text = 'one\r\n%s\rtorch.OutOfMemoryError: CUDA out of memory. Tried\r\nlast line withou' % bar
+    text = 'one\r\n%s\rtorch.OutOfMemoryError: CUDA out of memory. Tried\r 99%%|####|\r\nlast line withou' % bar
     findings, remarks = read(text)
     assert findings[0].finding.place == ('job.log', 2)
     assert findings[0].finding.line == 'torch.OutOfMemoryError: CUDA out of memory. Tried'
@@ -571,8 +599,10 @@ def test_names_of_outputs(tmp_path, name):
     ('NCCL WARN No algorithm/protocol available' + ' x' * 300 + ' end', ' end'),
 ])
 def test_the_evidence_keeps_the_telling_word(line, words):
-    shown = read(line + '\n')[0][0].finding.evidence()
+    finding = read(line + '\n')[0][0].finding
+    shown = finding.evidence()
     assert words in shown and len(shown) <= explain_log.SHOWN + 10
+    assert shown.startswith('...') == bool(finding.line.find(finding.told))
 
 
 def test_the_node_and_the_rank_come_first_where_a_node_is_the_cause():
@@ -617,6 +647,16 @@ def test_after_many_lines_only_new_kinds_are_looked_at(monkeypatch):
     findings, remarks = read(dense + late)
     assert [answer.fault.name for answer in findings] == ['killed'] and findings[0].finding.ranks == {3, 5}
     assert findings[0].finding.place == ('job.log', 501) and 'very many similar lines' in remarks[0]
+
+
+def test_what_is_remembered_of_lines_has_a_bound(monkeypatch):
+    for name, value in (('MATCHES', 10), ('BLOCK', 256), ('MAX_KINDS', 3), ('ALIKE', 20)):
+        monkeypatch.setattr(explain_log, name, value)
+    log = explain.Log(RULES)
+    dense = ''.join('%s rank %d: exit code 0\n' % (chr(97 + number % 20) * 9, number % 900) for number in range(900))
+    log.read('job.log', io.BytesIO((dense + '[rank3]: x exit code 137\n').encode()))
+    assert [finding.ranks for finding in log.findings.values()] == [{3}]
+    assert (len(log.kinds), len(log.shapes), len(log.misses), max(log.shapes.values())) == (3, 3, 3, 20)
 
 
 def test_a_job_that_until_done_requeued_itself_was_not_preempted():

@@ -14,7 +14,7 @@ import types
 import pytest
 
 from slingtorch.job import findings, gather, meet, messages, network
-from testbed import ROOT
+from testbed import ROOT, raising
 
 
 def environment(directory, rank=0, **more):
@@ -23,7 +23,7 @@ def environment(directory, rank=0, **more):
             'SLURMD_NODENAME': 'n1', 'SLINGTORCH_JOB_DIR': str(directory), **more}
 
 
-DETAILS = {'local_rank': 1, 'cpus': [0], 'online': [0], 'near': {}, 'limits': {}, 'memory of': '', 'memory': None,
+DETAILS = {'cpus': [0], 'online': [0], 'near': {}, 'limits': {}, 'memory of': '', 'memory': None,
            'gpus': None}
 
 
@@ -226,7 +226,7 @@ class Store:
         return all(key in self.kept for key in keys)
 
     def wait(self, keys, limit):
-        if not self.check(keys):
+        if not set(keys) <= set(self.kept):
             raise RuntimeError('wait timeout')
 
     def multi_get(self, keys):
@@ -237,6 +237,15 @@ def store(**kept):
     one = meet.Store.__new__(meet.Store)
     one.store, one.another, one.seconds = Store(**kept), lambda: None, 600
     return one
+
+
+class OldStore(Store):
+    """Of a PyTorch before 2.1."""
+
+    check = multi_get = property()
+
+    def get(self, key):
+        return self.kept[key]
 
 
 COMES = {'node': 'n2', 'rank': 4, 'ranks': 4}
@@ -251,9 +260,11 @@ def test_nodes_of_one_machine_meet_by_their_networks(tmp_path, monkeypatch):
     assert not set(own) & set(gather.places(environment(tmp_path)))
 
 
-def test_who_comes_is_counted_by_its_ranks():
-    one = store(nodes=1, come_1=messages.dump(COMES))
-    assert one.others(4, 8, time.monotonic() + 600) == {1: COMES}
+@pytest.mark.parametrize('kind', [Store, OldStore])
+def test_who_comes_is_counted_by_its_ranks(kind):
+    one = store()
+    one.store = kind(nodes=1, come_1=messages.dump(COMES))
+    assert one.others(4, 8, time.monotonic() + 5) == {1: COMES} and not one.is_there('come-2')
 
 
 @pytest.mark.parametrize('said', RUBBISH + [messages.dump({**COMES, **more}) for more in (
@@ -306,7 +317,7 @@ def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):
 
 def test_what_the_store_itself_says_ends_in_one_line():
     one = store()
-    one.store.set = lambda *_: (_ for _ in ()).throw(RuntimeError('Broken pipe\nException raised from ...'))
+    one.store.set = raising(RuntimeError('Broken pipe\nException raised from ...'))
     with pytest.raises(meet.NotMet, match='^Broken pipe$'):
         one.put('x', 1)
 
@@ -324,6 +335,11 @@ def test_a_program_that_answers_at_the_port_is_said():
     with socket.create_server(('127.0.0.1', 0)) as server:
         said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
     assert "something answers there, but not as PyTorch's store does" in said
+
+
+def test_an_address_that_does_not_answer_is_said(monkeypatch):
+    monkeypatch.setattr(meet.socket, 'create_connection', raising(socket.timeout('timed out')))
+    assert meet.attempt('127.0.0.1', 1) == '127.0.0.1, from 127.0.0.1 (lo): no answer'
 
 
 def test_a_name_without_an_address_is_said():
@@ -352,6 +368,8 @@ def test_what_a_message_may_be():
     thing = {'a': [1, 2.5, 'x', None, True], 'b': {}}
     assert messages.load(messages.dump(thing)) == thing
     assert messages.has_form({'a': 1, 'b': True}, {'a': int, 'b': bool})
+    with pytest.raises(ValueError, match='^%d bytes$' % (messages.MOST + 2)):
+        messages.load(b'"%s"' % (b'x' * messages.MOST))
     assert not messages.has_form({'a': True}, {'a': int}) and not messages.has_form([], {})
     assert messages.has_form({'a': [{'x': 1.5}]}, {str: [{str: (int, float)}]})
     assert not any(messages.has_form(other, {str: [{str: (int, float)}]}) for other in ({'a': {}}, {'a': [{'x': ''}]}))

@@ -1901,7 +1901,8 @@ def test_one_node_without_a_launcher_is_one_rank(job, env):
 
 
 @pytest.mark.parametrize("name", ["PMIX_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK", "PMI_ID",
-                                  "MPT_MPI_RANK", "SLURM_PROCID", "FLUX_TASK_RANK", "MPI_LOCALRANKID", "PMI_SIZE"])
+                                  "MPT_MPI_RANK", "SLURM_PROCID", "FLUX_TASK_RANK", "MPI_LOCALRANKID", "PMI_SIZE",
+                                  "MPIRUN_RANK", "MPI_RANKID"])
 def test_launcher_that_says_the_rank_alone(job, name):
     assert f"{name}=1, but how many ranks there are" in job.error({name: "1"})
 

@@ -6,12 +6,13 @@ import re
 import resource
 import subprocess
 import sys
+import types
 
 import pytest
 
 from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
-from testbed import ROOT
+from testbed import ROOT, raising
 
 
 def said(**more):
@@ -188,6 +189,37 @@ def test_a_process_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(vet, 'seconds_to_wait', lambda environ: 0.1)
     with pytest.raises(gather.PeerLost, match='^no answer in time$'):
         vet.run(Machine({**ALONE, 'RANK': '1', 'WORLD_SIZE': '2'}, str(tmp_path)), None)
+
+
+def test_only_the_first_rank_of_a_node_measures():
+    assert vet.run(Machine({**ALONE, 'RANK': '1', 'LOCAL_RANK': '1', 'WORLD_SIZE': '2'}), None) == 0
+
+
+@pytest.mark.parametrize('said, says', [
+    (None, 'why not'), ({'ring': [1], 'rounds': 2}, 'this version of slingtorch does not know'),
+    ({'ring': [1], 'rounds': -1}, 'does not know'), ({'ring': 1, 'rounds': 0}, 'does not know'),
+])
+def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, says):
+    dist = types.SimpleNamespace(is_nccl_available=lambda: False)
+    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(distributed=dist))
+    monkeypatch.setattr(pairs, 'Exchange', lambda gpu: None)
+    monkeypatch.setattr(pairs.meet, 'Store', raising(meet.NotMet('refused')) if said is None else (
+        lambda *_: types.SimpleNamespace(number=1, join=lambda *_: said)))
+    monkeypatch.setattr(pairs.meet, 'why_not', lambda environ, text: 'why not: ' + text)
+    monkeypatch.setattr(os, 'environ', dict(ALONE))
+    with pytest.raises(meet.NotMet, match=says):
+        pairs.take_part(types.SimpleNamespace(send=lambda said: None))
+
+
+@pytest.mark.parametrize('gpu', [0, None])
+def test_a_pair_that_fails_is_an_answer_and_leaves_no_kernel(monkeypatch, gpu):
+    aborted = []
+    one = pairs.Exchange.__new__(pairs.Exchange)
+    one.gpu, one.best, one.dist = gpu, 0.0, types.SimpleNamespace(PrefixStore=lambda name, store: None)
+    one.pair = raising(RuntimeError('no route'))
+    one.group = lambda *_: types.SimpleNamespace(abort=lambda: aborted.append(1))
+    one.meet(types.SimpleNamespace(another=lambda: types.SimpleNamespace(store=None)), 0, 'pair-1-2')
+    assert (one.best, one.why, len(aborted)) == (0.0, 'RuntimeError: no route', int(gpu == 0))
 
 
 def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
