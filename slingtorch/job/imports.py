@@ -7,6 +7,7 @@ the trial ends where the program's own code is about to write, to connect or to 
 import ast
 import contextlib
 import functools
+import importlib.util
 import os
 import re
 import sys
@@ -44,7 +45,7 @@ class Trial(messages.Child):
 
     def result(self) -> dict:
         """
-        'worker' (why it fails), 'shadows' (files), 'wrong' (text, whether that is certain), 'late', 'untested' (texts)
+        'worker' (why it fails), 'wrong' (text, whether that is certain), 'late', 'untested' (texts), 'shadows', 'files'
         """
         found, said = {}, {}    # type: dict, Any
         while said is not None:
@@ -201,7 +202,14 @@ def run(pipe: 'Any', words: list) -> None:
                     doing='')
                 return
             certain = certain and not changes_path(node)    # the statement needs more than this process has
-    say(doing='')
+    for node in loaded.nodes:   # also in functions, which are not run
+        if isinstance(node, rules.IMPORTS) and not getattr(node, 'level', 0) and loaded.certain(node):
+            top = (getattr(node, 'module', None) or node.names[0].name).partition('.')[0]
+            if not importlib.util.find_spec(top):
+                say(wrong=["line %d: ModuleNotFoundError: No module named '%s'" % (node.lineno, top), False])
+    files = [getattr(module, '__file__', None) or '<' for module in list(sys.modules.values())]
+    elsewhere = [path for path in files if not path.startswith((HERE, directory + '/'))]
+    say(doing='', files=[path for path in elsewhere if not program.INSTALLED.match(path)])
 
 
 def first(err: BaseException) -> str:

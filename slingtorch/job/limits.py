@@ -40,6 +40,7 @@ SHORT, SOON = 60, 300
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
+FEW, LITTLE = 1024, 1 << 30     # open files (Linux's default), memory of a rank: many a training needs more
 # bytes for a program's output
 PRINTS = 1 << 20
 # processes and threads of a rank: those of PyTorch and OpenMP, and some workers
@@ -112,7 +113,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
              **{option: (took.get(option, 0), max(2 * took.get(option, 0), SPACE)) for option in 'vd'}}
     for details in ranks:
         mask = 1 << details['rank']
-        needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), files + 3 * WORKERS
+        needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), max(FEW, files + 3 * WORKERS)
         for option, (least, enough) in needs.items():
             limit = details.get('limits', {}).get(option, enough)
             if limit < enough:
@@ -123,14 +124,15 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
                     "a training may need more"), "raise it with ulimit -%s, in the job script or where the limit is set"
                     % option, mask)
         if details.get('memory of'):
-            groups.setdefault((details['memory of'], details['memory']), []).append(details['rank'])
-    for (_, left), who in groups.items():
-        if took.get('anon') and left < 2 * len(who) * took['anon']:
+            groups.setdefault(details['memory of'], []).append(details)
+    for who in groups.values():
+        left = max(one['memory'] for one in who)    # ranks look at different moments, the first before PyTorch is there
+        if took.get('anon') and left < len(who) * max(LITTLE, 2 * took['anon']):
             sure = left < len(who) * took['anon']
-            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, but "
-                       "each process with PyTorch uses more than %s, before any training" % (
-                           megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who) // (2 - sure))),
-                       "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
+            report.add(('yellow', 'red')[sure], 'limit', "a control group leaves %s of memory to %d rank%s, but %s" % (
+                megabytes(left), len(who), 's'[:len(who) != 1], "a training may need more" if not sure else
+                "each process with PyTorch uses more than %s, before any training" % megabytes(left // len(who))),
+                       "ask for more memory (srun --mem)", sum(1 << one['rank'] for one in who))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

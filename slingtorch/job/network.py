@@ -42,7 +42,7 @@ CAUSES = (
     (LINK_LOCAL, 'red', "the interface of GLOO_SOCKET_IFNAME has only a link-local address (fe80:...), and other nodes "
      "do not answer there", NAME_IT),
     (SILENT, 'red', "the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: "
-     "something between them, such as a firewall, drops packets", OPEN_PORTS),
+     "a firewall drops packets, or gloo's interface has no way to the other nodes", OPEN_PORTS + '; or ' + NAME_IT),
     ('8 MB did not end', 'yellow', r"the network between the nodes is slow, less than 2 MB/s, or loses packets: the "
      "all_reduce of 8 MB did not end, but that of 64 kB did",
      "run vet, which measures the nodes and finds a slow one: docs/check.md"),

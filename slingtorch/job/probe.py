@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+from traceback import extract_tb
 
 from . import meet, messages, nccl, network
 from .kinds import Any, Optional
@@ -187,8 +188,10 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:
-            what = 'import torch' if result['phase'] == 'import' else 'an all_reduce'
-            result['error'] = '%s failed: %s' % (what, first_lines(err))
+            what, place = 'import torch', extract_tb(err.__traceback__)[-1].filename
+            if 'imported' in result:
+                result['phase'], what = 'rendezvous', 'the rendezvous'
+            result['error'] = '%s failed: %s (in %s)' % (what, first_lines(err), place)
     if trial:
         probe.result['script'] = trial.result()
     probe.say(over=True, maps=mapped_libraries())

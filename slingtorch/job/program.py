@@ -172,6 +172,7 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
         report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text,
                    "install the missing package where all nodes see it" if missing else
                    "correct it, or use a release that has it")
+    look_at_paths(report, trial.get('files', [])[:MOST])
     if trial.get('late'):
         report.add('yellow', 'script', "the script's imports take long: %s" % trial['late'],
                    "find out whether it hangs; of a slow file system: copy the environment to the nodes")

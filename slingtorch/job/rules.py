@@ -22,6 +22,8 @@ FILES, MOST, NODES = 60, 16 << 20, 50000
 FRAMEWORKS = rb'(import|from) +\w*(accelerat|lightning|deepspeed|horovod|ignite|composer)'
 # variables that the launcher or the runscript sets
 LAUNCHED = ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')
+# what all ranks of a group must call
+COLLECTIVES = re.compile(r'(.*\.)?dist(ributed)?\.(barrier|(all_)?(reduce|gather)(_object)?|broadcast(_object_list)?)$')
 # the local rank as the number of a GPU
 GPU_NUMBER = rb'(set_device\(|device_ids=\[|cuda:\{)[^)\]}\n]*(?i:local_?rank|LOCALID)'
 
@@ -202,6 +204,8 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
             yield node, True, "all %d ranks call init_process_group(rank=%s)" % (program.world, rank), remedy
         if several and is_local(words.get('rank')):
             yield node, False, "init_process_group() uses the local rank as the rank", remedy
+        if several and re.match('file://(/var)?/(tmp|dev/shm)/', str(method)):
+            yield node, False, "init_method='%s' is another file on each node" % method, remedy
         if several and host and host.group(1) != master:
             own = bool(re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1)))
             yield node, own, "init_method='%s' means %s, but MASTER_ADDR=%s" % (
@@ -242,16 +246,28 @@ def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
                   for node in loaders)
     averaged = {'DDP', 'DistributedDataParallel'} & set(program.calls)
     for node in loaders if averaged and not sampled and 'IterableDataset' not in program.used else ():
-        yield node, False, "DistributedDataParallel with a DataLoader without a sampler: all ranks train on the same " \
-            "data", "use DataLoader(..., sampler=DistributedSampler(dataset))"
+        yield node, False, "DistributedDataParallel with a DataLoader without a sampler: %s" % (
+            "ranks with more batches than others wait for these" if program.mentions(br'range\(\w*rank,|\[\w*rank::')
+            else "all ranks train on the same data"), "use DataLoader(..., sampler=DistributedSampler(dataset))"
+
+
+def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Collectives that only one rank calls; if others call one under a condition, too, it may be the same."""
+    for name in program.calls if program.world > 1 else ():
+        chosen = [(node, part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test))
+                  for node in program.calls[name] if COLLECTIVES.match(named(node)) and 'group' not in keywords(node)
+                  for part, choice in zip([node, *program.around(node)], program.around(node))
+                  if isinstance(choice, ast.If) and re.search('(?i)rank', ast.dump(choice.test))]
+        if chosen and all(alone for _, alone in chosen):
+            yield chosen[0][0], False, "only one rank calls %s(): it waits for others" % name, "let all ranks call it"
 
 
 def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    for rule in (group, ranks, data):
+    for rule in (group, ranks, data, together):
         for node, red, text, remedy in rule(program, bool(gpus)):
-            if text not in said and not program.optional(node):
+            if text not in said and (rule is together or not program.optional(node)):
                 said.add(text)
                 report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
                     program.where(node), text), remedy)

@@ -271,6 +271,20 @@ def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
     assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
 
 
+def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
+    def fails(_, seconds):
+        raise OSError(24, 'Too many open files')
+
+    said = []
+    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
+    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
+    monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
+    monkeypatch.setattr(probe.Probe, 'come', fails)
+    probe.run(types.SimpleNamespace(send=lambda found: said.append(dict(found))), 1, [])
+    assert said[-1]['phase'] == 'rendezvous' and said[-1]['over']
+    assert said[-1]['error'] == f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {__file__})'
+
+
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
@@ -295,7 +309,7 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
-    ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
+    ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1000, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
     ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
 ])
@@ -323,10 +337,12 @@ def test_connections_to_all_ranks_need_files():
 
 def test_memory_of_a_control_group_is_for_all_its_ranks():
     group = {'memory of': '/sys/fs/cgroup/job/memory.max', 'memory': 400 << 20}
-    [(level, text, ranks)] = limited({2: group, 3: group, 1: group}, TOOK)
+    [(level, text, ranks)] = limited({2: group, 3: dict(group, memory=399 << 20), 1: group}, TOOK)
     assert (level, ranks) == ('red', [1, 2, 3]) and '400 MB of memory to 3 ranks' in text
-    assert [level for level, _, _ in limited({2: group, 3: group}, TOOK)] == ['yellow']
-    assert not limited({2: group}, TOOK)
+    [(level, text, _)] = limited({2: group, 3: group}, TOOK)
+    assert level == 'yellow' and text.endswith('400 MB of memory to 2 ranks, but a training may need more')
+    assert limited({2: dict(group, memory=1000 << 20)}, TOOK) and not limited({2: dict(group, memory=1 << 30)}, TOOK)
+    assert limited({2: dict(group, memory=1 << 30)}, dict(TOOK, anon=600 << 20))
 
 
 def test_a_quota_is_looked_at_in_each_rank(tmp_path):
@@ -760,6 +776,8 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("dist.init_process_group('gloo', rank=local_rank)", 'yellow', 'uses the local rank as the rank'),
     ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'means another host on each node'),
     ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'means a fixed host, but MASTER_ADDR=n1'),
+    ("dist.init_process_group(init_method='file:///tmp/meet')", 'yellow', 'is another file on each node'),
+    ("dist.init_process_group(init_method='file:///home/me/tmp/meet')", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("rank = int(os.environ.get('RANK', os.environ['SLURM_LOCALID']))", None, ''),
     ("rank = 2 * int(os.environ['SLURM_NODEID']) + int(os.environ['SLURM_LOCALID'])", None, ''),
@@ -768,11 +786,18 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
     ("if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
+    # what all must call
+    ("for epoch in epochs:\n    if dist.get_rank() == 0:\n        save()\n        dist.barrier()", 'yellow', 'only one rank calls barrier()'),
+    ("if os.environ['RANK'] == '0':\n    torch.distributed.barrier()", 'yellow', 'only one rank calls barrier()'),
+    ("if rank == 0:\n    threads.barrier()", None, ''), ("if args.local_rank == 0:\n    dist.barrier(group=nodes)", None, ''), ("if rank == 0:\n    save()\ndist.barrier()", None, ''),
+    ("if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
+    ("if rank == 0:\n    dist.gather(x, found)\nelse:\n    dist.gather(x)", None, ''), ("if size == 2:\n    dist.barrier()", None, ''),
     # data
     (GROUP + SAMPLED, 'yellow', 'without set_epoch()'), (GROUP + SAMPLED + "loader.sampler.set_epoch(1)", None, ''),
     ("from accelerate import Accelerator\n" + GROUP + SAMPLED, None, ''), (SAMPLED, None, ''),
     (GROUP + SAMPLED.replace('(data))', '(data, shuffle=False))'), None, ''),
     (GROUP + "DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
+    (GROUP + "DDP(model)\nloader = DataLoader(data[rank::size])", 'yellow', 'ranks with more batches than others'),
     (GROUP + "DDP(model)\nloader = DataLoader(data, **more)", None, ''),
     (GROUP + "DDP(model)\nclass Data(IterableDataset): pass\nloader = DataLoader(data)", None, ''),
 ])
@@ -817,6 +842,11 @@ IMPORTS = {
                              'inside.py': ''}, None, ''),
     'in the main block': ({'train.py': 'if __name__ == "__main__":\n    import no_such_package\n'}, True, 'No module named'),
     'later': ({'train.py': 'def main():\n    import no_such_package\nif main:\n    import no_such_package\n'}, None, ''),
+    'in a function that it calls': ({'train.py': 'def main():\n    import json, os.path\n    from no_such_package import a\n'
+                                                 'if __name__ == "__main__":\n    main()\n'}, False,
+                                    "line 3: ModuleNotFoundError: No module named 'no_such_package'"),
+    'in a function that tries': ({'train.py': 'def main():\n    try:\n        import no_such_package\n    except ImportError:\n'
+                                              '        pass\nmain()\n'}, None, ''),
     'with MPI': ({'train.py': 'import no_such_package\nimport mpi4py\n'}, False, 'No module named'),
     'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
                                      'def f(json):\n    json.nothing\n', 'shapes.py': 'def net(a, **more): pass\nlater = 1\n'}, None, ''),
@@ -976,6 +1006,21 @@ def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     script.symlink_to('src/train.py')
     assert set(program.load([str(script)], {}).files) == {'train.py', 'helper.py'}
     assert 'wrong' not in trial(script)
+
+
+def test_modules_from_elsewhere_are_compared(tmp_path):
+    script, far = tmp_path / 'train' / 'train.py', tmp_path / 'lib' / 'far.py'
+    tree(tmp_path, {'train/train.py': 'import far, json, shapes\n', 'train/shapes.py': '', 'lib/far.py': 'WIDTH = 1\n'})
+    found = [file for file in trial(script, PYTHONPATH=str(far.parent))['files'] if file.startswith(str(tmp_path))]
+    assert found == [str(far)]
+    report = findings.Report(0)
+    for rank, text in enumerate(['WIDTH = 1\n', 'WIDTH = 2\n']):
+        far.write_text(text)
+        node = findings.Report(rank)
+        program.check_imports(node, {'files': found}, {})
+        report.merge(node)
+    program.compare_programs(report)
+    assert f'{far}, which the program or its arguments name, differs between nodes' in of_level(report, 'yellow', 'script')[0]
 
 
 def test_what_the_imports_say_is_a_line():
