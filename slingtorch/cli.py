@@ -71,6 +71,7 @@ def easybuild_configuration() -> Any:
         def validate(self):
             """Nothing."""
 
+    os.getcwd()     # as EasyBuild asks: where it is gone, main() says so
     environ = dict(os.environ)
     try:
         # before it fails, it prints the usage of eb

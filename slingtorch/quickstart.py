@@ -119,6 +119,30 @@ def run_activated(prefix: str, script: str, *words: str) -> int:
     return run(['bash', '--noprofile', '--norc', '-c', '. "$0" && ' + script, prefix + '/activate', *words])
 
 
+def make_venv(venv: str, log: str, *wanted: str) -> str:
+    """Make a virtual environment with pip, uv and what is wanted, as uv takes it; its directory of packages."""
+    shutil.rmtree(venv, ignore_errors=True)
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', venv], check=True)
+    packages = glob.glob(venv + '/lib/python3*/site-packages')[0]
+    # Debian's python3 has ensurepip with python3-venv, which --help does not need
+    import ensurepip
+    # as ensurepip does, which takes four seconds to compile all of pip; Debian has the wheel elsewhere
+    for directory in (os.path.dirname(ensurepip.__file__) + '/_bundled', sysconfig.get_config_var('WHEEL_PKG_DIR')):
+        for wheel in glob.glob('%s/pip-*.whl' % directory):
+            zipfile.ZipFile(wheel).extractall(packages)
+    python = venv + '/bin/python'
+    pip = [python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar', 'off',
+           '--retries', '2', '--timeout', '15', '--no-compile', '--prefix', venv]
+    options, uv_env = lockfile.uv_settings(lockfile.pip_settings(python, 'install', '-sE'), [])
+    uv = [venv + '/bin/uv', 'pip', 'install', '--python', python, '--no-cache', '--no-progress'] + options
+    for command, settings in ((pip + ['uv'], None), (uv + list(wanted), uv_env)):
+        if run(command, log, settings):
+            said = [line[:300] for line in Path(log).read_text(errors='replace').strip().splitlines()[-4:]]
+            raise QuickstartError("EasyBuild could not be installed; %s said:" % ' '.join(command[:3]), *said,
+                                  "all of it: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
+    return packages
+
+
 def set_up_tools(prefix: str) -> None:
     """Make the environment with EasyBuild and MPICH's launcher, unless a whole one of this Python is there."""
     config = configparser.ConfigParser()
@@ -131,25 +155,8 @@ def set_up_tools(prefix: str) -> None:
     made_of = '\n'.join([sys.version, sys.base_prefix, BUNDLE] + wanted)
     if ask(python, 'import easybuild.main; print(open(%r).read())' % str(mark)) == made_of:
         return
-    shutil.rmtree(venv, ignore_errors=True)
     print("installing with uv: " + ' '.join(wanted))
-    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', venv], check=True)
-    packages = glob.glob(venv + '/lib/python3*/site-packages')[0]
-    # Debian's python3 has ensurepip with python3-venv, which --help does not need
-    import ensurepip
-    # as ensurepip does, which takes four seconds to compile all of pip; Debian has the wheel elsewhere
-    for directory in (os.path.dirname(ensurepip.__file__) + '/_bundled', sysconfig.get_config_var('WHEEL_PKG_DIR')):
-        for wheel in glob.glob('%s/pip-*.whl' % directory):
-            zipfile.ZipFile(wheel).extractall(packages)
-    pip = [python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar', 'off',
-           '--retries', '2', '--timeout', '15', '--no-compile', '--prefix', venv]
-    options, uv_env = lockfile.uv_settings(lockfile.pip_settings(python, 'install', '-sE'), [])
-    uv = [venv + '/bin/uv', 'pip', 'install', '--python', python, '--no-cache', '--no-progress'] + options
-    for command, settings in ((pip + ['uv'], None), (uv + wanted, uv_env)):
-        if run(command, log, settings):
-            said = [line[:300] for line in Path(log).read_text(errors='replace').strip().splitlines()[-4:]]
-            raise QuickstartError("EasyBuild could not be installed; %s said:" % ' '.join(command[:3]), *said,
-                                  "all of it: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
+    packages = make_venv(venv, log, *wanted)
     Path(packages, 'slingtorch-checkout.pth').write_text(BUNDLE + '\n')
     start = Path(venv, 'bin', 'slingtorch')
     start.write_text('#!/bin/sh\nexec %s -m slingtorch "$@"\n' % python)

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import os
 import shlex
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterable, Iterator, Optional
 
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
@@ -67,6 +67,19 @@ def dependency_root(cfg: Any, name: str) -> Optional[str]:
     return path if path and os.path.isabs(path) else None
 
 
+def load_one_by_one(tool: Any, names: Iterable[str], easyconfig: str) -> None:
+    """Load modules; EasyBuildError that names the one that does not load."""
+    for name in names:
+        try:
+            tool.load([name])
+        except EasyBuildError as err:
+            raise EasyBuildError("%s needs the module %s, but this system does not have it. If EasyBuild has an "
+                                 "easyconfig for the module, 'eb --robot' installs it first. Otherwise this "
+                                 "easyconfig may be for another system, or you need to load another module before "
+                                 "'eb': see 'module avail' and 'module spider'. The modules tool printed: %s",
+                                 easyconfig, name, err, exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+
+
 @contextlib.contextmanager
 def modules_loaded(easyblock: Any, wanted: Any = lambda dep: True) -> Iterator[None]:
     """Load the modules of the wanted dependencies while the context lasts: their Python or conda downloads."""
@@ -77,17 +90,11 @@ def modules_loaded(easyblock: Any, wanted: Any = lambda dep: True) -> Iterator[N
         # with --fetch, EasyBuild uses no modules tool unless asked
         tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
     try:
-        for name in names:
-            try:
-                # one after the other: a module may need an earlier one that extends $MODULEPATH
-                tool.load([name])
-            except EasyBuildError as err:
-                raise EasyBuildError("%s needs the module %s, but this system does not have it. If EasyBuild has an "
-                                     "easyconfig for the module, 'eb --robot' installs it first. Otherwise this "
-                                     "easyconfig may be for another system, or you need to load another module before "
-                                     "'eb': see 'module avail' and 'module spider'. The modules tool printed: %s",
-                                     os.path.basename(easyblock.cfg.path), name, err,
-                                     exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+        try:
+            tool.load(names)
+        except EasyBuildError:
+            restore_env(saved_env)
+            load_one_by_one(tool, names, os.path.basename(easyblock.cfg.path))
         yield
     finally:
         restore_env(saved_env)

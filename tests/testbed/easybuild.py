@@ -150,7 +150,7 @@ def installed(easyconfig, tool, *options, env=None):
     module = path.stem.replace('-', '/', 1)
     home = DIR / 'installed' / path.stem
     prefix = home / state_of_bundle(path)
-    with locked('installed'):
+    with locked(f'installed-{path.stem}'):     # what takes minutes keeps nobody from what is there
         for earlier in home.glob('*'):
             if earlier != prefix:
                 remove_unless_used(earlier)

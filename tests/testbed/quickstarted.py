@@ -99,7 +99,7 @@ def installed(tool):
         digest.update((ROOT / name).read_bytes())
     home = DIR / 'installed' / pathlib.Path(EASYCONFIG).stem
     place = Place(home / digest.hexdigest()[:12])
-    with locked('installed'):
+    with locked(f'installed-{home.name}'):
         for earlier in home.glob('*'):
             if earlier != place.dir:
                 easybuild.remove_unless_used(earlier)

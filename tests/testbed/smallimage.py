@@ -13,11 +13,11 @@ import tempfile
 
 import pytest
 
-from . import DIR, easybuild, forkedeb, locked, missing, run
+from . import DIR, easybuild, forkedeb, images, locked, missing, run
 
 COMMANDS = ('bash', 'sh', 'env', 'cat', 'chmod', 'false', 'id', 'kill', 'ls', 'mkdir', 'mktemp', 'mv', 'readlink', 'rm',
             'rmdir', 'sed', 'sleep', 'stat', 'touch', 'true', 'uname')
-RECIPE = 5
+RECIPE = 6
 """Raised when images made by an earlier version of this file must be made again."""
 
 ENSUREPIP = '''
@@ -219,6 +219,6 @@ def image(runtime, python=True):
                 root.mkdir(mode=0o755)
                 file_system(root, python)
                 part = pathlib.Path(temporary) / 'part.sif'
-                run([f'{runtime}/apptainer', '--quiet', 'build', part, root])
+                run([f'{runtime}/apptainer', '--quiet', 'build', part, root], env={**os.environ, **images.QUICKLY})
                 part.rename(path)
     return path

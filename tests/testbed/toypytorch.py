@@ -2,10 +2,11 @@
 """A PyTorch that is a few files, for which slingmpi can be built in a second: in place of slingmpi's sources one file
 is compiled, which uses MPI, by the same setup.py, compiler and flags."""
 
+import importlib.util
+import pathlib
 import shutil
-import sys
 
-from . import DIR, locked, quickvenv, run, wheels
+from . import quickvenv, run, wheels
 
 STAND_IN = r"""
 #include <Python.h>
@@ -35,18 +36,6 @@ from . import distributed_c10d
 """
 
 
-def setuptools():
-    """A directory with a setuptools that is new enough for slingmpi; downloaded once, kept."""
-    path = DIR / 'setuptools'
-    with locked('setuptools'):
-        if not path.exists():
-            part = path.with_name('setuptools.part')
-            shutil.rmtree(part, ignore_errors=True)
-            run([sys.executable, '-m', 'pip', 'install', '--quiet', '--target', part, 'setuptools>=70.1'])
-            part.rename(path)
-    return path
-
-
 def make(path, version, python='/usr/bin/python3', **torch):
     """
     A virtual environment with such a PyTorch.
@@ -73,6 +62,8 @@ def make(path, version, python='/usr/bin/python3', **torch):
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     for old in [*packages.glob('setuptools*'), *packages.glob('_distutils_hack')]:
         shutil.rmtree(old)
-    for source in [*setuptools().glob('setuptools*'), setuptools() / '_distutils_hack']:
+    # new enough for slingmpi (setup.cfg)
+    own = pathlib.Path(importlib.util.find_spec('setuptools').origin).parents[1]
+    for source in [*own.glob('setuptools*'), own / '_distutils_hack']:
         shutil.copytree(source, packages / source.name)
     return path

@@ -34,6 +34,13 @@ def environ(tmp_path):
     return env
 
 
+def add_easyconfigs_of_easybuild(environ, tmp_path):
+    """One of them, where the package easybuild-easyconfigs has all: beside the other packages of EasyBuild."""
+    (tmp_path / 'packages/easybuild').mkdir(parents=True)
+    (tmp_path / 'packages/easybuild/easyconfigs').symlink_to(ROOT / 'tests/records/easyconfig')
+    environ['PYTHONPATH'] += f':{tmp_path}/packages'
+
+
 def run(args, env):
     """Run slingtorch, with EasyBuild imported once for all; the CompletedProcess."""
     return forkedeb.slingtorch(args, env, '/')
@@ -159,6 +166,7 @@ def test_sources_in_the_checkout_stay(environ):
 
 def test_configuration_file(environ, tmp_path):
     """What is configured in a file is continued, since an environment variable would replace it."""
+    add_easyconfigs_of_easybuild(environ, tmp_path)
     config = tmp_path / '.config' / 'easybuild' / 'config.cfg'
     config.parent.mkdir(parents=True)
     config.write_text('[DEFAULT]\nTOP = /top\n[config]\nrobot-paths = %(TOP)s/ec:%(DEFAULT_ROBOT_PATHS)s\n'
@@ -485,8 +493,9 @@ def test_hint_on_a_terminal(environ):
     assert 'eval "$(slingtorch env)"' in done.stdout
 
 
-def test_easybuild_takes_it(environ):
+def test_easybuild_takes_it(environ, tmp_path):
     """eb itself reads the configuration and finds an easyconfig of the bundle by its name."""
+    add_easyconfigs_of_easybuild(environ, tmp_path)
     done = bash('eval "$(slingtorch env --site derecho)" && cd / && eb --show-config && eb --search PyTorch-', environ)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ('hooks ', str(ROOT / 'hooks' / 'slingshot_hooks.py'),

@@ -13,7 +13,6 @@ import easybuild.easyblocks.nccl
 import easybuild.tools.hooks as eb_hooks
 from easybuild.framework.easyconfig import easyconfig as eb_easyconfig
 from easybuild.framework.easyconfig.easyconfig import EasyConfig
-from easybuild.framework.easyconfig.tools import det_easyconfig_paths
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton
 from easybuild.tools.module_naming_scheme import toolchain as mns_toolchain
@@ -436,8 +435,7 @@ def test_generic_site_on_a_known_machine_warns(parser, monkeypatch):
 def test_easybuilds_own_pytorch(parser):
     """PyTorch of EasyBuild, with a toolchain, a versionsuffix with templates and other modextravars."""
     parser.configure('--ignore-osdeps', site='frontier')
-    found = det_easyconfig_paths(['PyTorch-2.6.0-foss-2024a.eb'])
-    ec, out = parser.parse_file(found[0])
+    ec, out = parser.parse_file(ROOT / 'tests/records/easyconfig/PyTorch-2.6.0-foss-2024a.eb')
     assert ec['modextravars']['NCCL_CROSS_NIC'] == {'value': '1', 'pushenv': True}
     assert 'PyTorch-2.6.0-foss-2024a.eb: ' in out
 
