@@ -35,9 +35,9 @@ def environ(tmp_path):
 
 
 def add_easyconfigs_of_easybuild(environ, tmp_path):
-    """One of them, where the package easybuild-easyconfigs has all: beside the other packages of EasyBuild."""
-    (tmp_path / 'packages/easybuild').mkdir(parents=True)
-    (tmp_path / 'packages/easybuild/easyconfigs').symlink_to(ROOT / 'tests/records/easyconfig')
+    """The name of one, where the package easybuild-easyconfigs has all: beside the other packages of EasyBuild."""
+    (tmp_path / 'packages/easybuild/easyconfigs').mkdir(parents=True)
+    (tmp_path / 'packages/easybuild/easyconfigs/PyTorch-2.6.0-foss-2024a.eb').touch()
     environ['PYTHONPATH'] += f':{tmp_path}/packages'
 
 

@@ -432,12 +432,21 @@ def test_generic_site_on_a_known_machine_warns(parser, monkeypatch):
     assert "WARNING" in out and "this machine matches 'derecho'" in out
 
 
-def test_easybuilds_own_pytorch(parser):
-    """PyTorch of EasyBuild, with a toolchain, a versionsuffix with templates and other modextravars."""
+def test_easybuilds_own_pytorch(parser, tmp_path):
+    """PyTorch with EasyBuild's easyblock, a toolchain, a versionsuffix with templates and other modextravars."""
     parser.configure('--ignore-osdeps', site='frontier')
-    ec, out = parser.parse_file(ROOT / 'tests/records/easyconfig/PyTorch-2.6.0-foss-2024a.eb')
+    path = tmp_path / 'PyTorch-2.7.1-foss-2024a-CUDA-12.6.0.eb'
+    path.write_text("""name = 'PyTorch'
+version = '2.7.1'
+versionsuffix = '-CUDA-%(cudaver)s'
+homepage, description, moduleclass = 'https://pytorch.org', 'PyTorch', 'ai'
+toolchain = {'name': 'foss', 'version': '2024a'}
+dependencies = [('CUDA', '12.6.0', '', SYSTEM), ('Python', '3.12.3')]
+modextravars = {'USERS': '1'}
+""")
+    ec, out = parser.parse_file(path)
     assert ec['modextravars']['NCCL_CROSS_NIC'] == {'value': '1', 'pushenv': True}
-    assert 'PyTorch-2.6.0-foss-2024a.eb: ' in out
+    assert ec['modextravars']['USERS'] == '1' and 'PyTorch-2.7.1-foss-2024a-CUDA-12.6.0.eb: ' in out
 
 
 def test_sites_speak_of_easyblocks_that_exist():
