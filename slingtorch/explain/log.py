@@ -373,7 +373,6 @@ class Log:
                     finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look "
                                            "for a call that only some ranks reach (a save, a validation or a log entry "
                                            "under 'if rank == 0')")
-            self.findings.setdefault(rule, finding)
         finding.add(line, match, self.sizes.get(name, 0) + start)
         self.remember(rule.role, line, match)
         return finding
