@@ -71,8 +71,10 @@ class Installed:
 
     def states(self):
         """{module: state and reasons} of everything that is installed."""
-        return {entry['module']: [entry['state'], *entry['why']]
-                for entry in json.loads(self.status('--json').stdout)['installations']}
+        said = json.loads(self.status('--json').stdout)
+        assert said['modules'] == str(self.eb.modulepath) and set(said) == {
+            'slingtorch', 'modules', 'installations', 'renew', 'unread'}
+        return {entry['module']: [entry['state'], *entry['why']] for entry in said['installations']}
 
 
 @pytest.fixture(scope='module')

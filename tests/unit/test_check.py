@@ -959,6 +959,13 @@ def test_gpu_support_without_its_library():
     assert found[0][:2] == ('yellow', 'libraries') and 'libmpi_gtl' in found[0][2]
 
 
+def test_a_network_that_is_slow_is_said_with_the_result():
+    told = {'sent': 1000, 'resent': 0, 'trip': 0.009, 'seconds': 0.01}
+    found = probed({'told': told, 'facts': {'backend': 'gloo'}})
+    assert [entry[:2] for entry in found if entry[1] in ('network', 'collective')] == [
+        ('yellow', 'network'), ('good', 'collective')]
+
+
 def test_sockets_are_red_where_there_is_slingshot(tmp_path):
     found = probed({'network': 'Socket'}, files={'sys/class/net/hsn0/operstate': 'up'}, tmp_path=tmp_path)
     assert found[0][:2] == ('red', 'network') and 'sockets (TCP)' in found[0][2]

@@ -217,6 +217,18 @@ def test_streams_that_are_late(built, pytorch, tmp_path):
         assert done.stdout.count('emulated: right') == 2
 
 
+def test_crays_mpich_takes_gpu_memory_with_its_variable_and_library(built, tmp_path):
+    """MPICH in its place, with a GPU Transport Layer that is empty."""
+    library, program = tmp_path / 'libmpi_gtl_cuda.so', tmp_path / 'ask.py'
+    run(['gcc', '-shared', '-o', library, '-x', 'c', '/dev/null'])
+    program.write_text(f'import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom collectives import start\nstart(20)\n'
+                       'from slingmpi import _backend\nprint("takes:", _backend.takes_gpu_memory(), flush=True)\n')
+    for variables, takes in (({'LD_PRELOAD': library, 'MPICH_GPU_SUPPORT_ENABLED': 1}, True),
+                             ({'LD_PRELOAD': library}, False), ({'MPICH_GPU_SUPPORT_ENABLED': 1}, False)):
+        done = built.ranks(1, program, **{name: str(value) for name, value in variables.items()})
+        assert f'takes: {takes}' in done.stdout, done.stdout + done.stderr
+
+
 def test_programs_of_derecho_by_srun(built, slurm):
     env = {'PATH': f'{built.python.parent}:{os.environ["PATH"]}', 'OMP_NUM_THREADS': '1'}
     done = slurm.srun('--mpi=pmi2', '-N2', '--ntasks-per-node=1', RUNSCRIPT, DERECHO / 'test_backend.py', '--backend',
