@@ -2046,3 +2046,17 @@ def test_a_file_of_with_conda_may_call_module(job):
     (job.dir / "activate").write_text("module load python\n")
     env = job.rank({"WITH_CONDA": f"source {job.dir}/activate", "MODULESHOME": job.dir / "tool"}, script="conda-python-simple")
     assert env["LOADED"] == "python"
+
+
+def test_a_rank_waits_as_long_as_the_node_is_cleaned_up(tmp_path):
+    """However long that takes: of a large environment more than the hundred looks at a watcher that is gone."""
+    node = tmp_path / 'node'
+    (node / 'ranks').mkdir(parents=True)
+    done = subprocess.run(['bash', '-c', """
+        . "$1"
+        sleep 60 & watcher=$! looks=0 _node_dir=$2
+        : > "$2/watcher-$watcher"
+        exec {_watch_pipe}> /dev/null
+        _pause() { ((++looks != 150)) || { kill $watcher; rm -r "$_node_dir"; }; }
+        _run_as_child sh -c 'exit 3'""", 'bash', str(RUNSCRIPTS / 'lib/stage.bash'), str(node)], timeout=60)
+    assert done.returncode == 3 and not node.exists()
