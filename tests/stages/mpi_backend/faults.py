@@ -137,6 +137,9 @@ def refused(_):
         lambda group: group._get_backend(torch.device('cpu')).allreduce([torch.ones(3, device='meta')]),
         lambda group: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1], [3], group=group),
         lambda group: dist.all_gather_into_tensor(torch.ones(5), torch.ones(3), group=group),
+        # dist.all_gather itself compares them
+        lambda group: group._get_backend(torch.device('cpu')).allgather(
+            [[torch.ones(3), torch.ones(3, dtype=torch.int)]], [torch.ones(3)]),
         lambda group: dist.isend(torch.ones(3), 0, tag=-1, group=group),
         lambda group: dist.all_reduce(torch.ones(3).to_sparse(), group=group))
     tensor = torch.ones(3)

@@ -255,7 +255,8 @@ def said(builds):
     ('refused', [
         'no reduction SUM', 'Float8_e4m3fn', 'the process group was destroyed',
         'the tensor is on meta, and this MPI does not take GPU memory', 'SLINGMPI_HOST_STAGING=1',
-        'split sizes 3 are not one for each of 2 ranks with 3 rows', 'where 6 are needed', 'tag -1', 'to_dense()']),
+        'split sizes 3 are not one for each of 2 ranks with 3 rows', 'where 6 are needed',
+        'different data types, Int and Float', 'tag -1', 'to_dense()']),
     ('different_sizes', [
         *(f'This one: mpi:{name} Float[3]; rank 1: mpi:{name} Float[5]' for name in (
             'broadcast root 0', 'all_reduce SUM', 'reduce SUM root 0', 'all_gather', 'all_gather_into_tensor',
