@@ -200,6 +200,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def limit_jobs(self):
         """Limit the number of parallel compilations to what memory allows."""
         memory = (Machine().free_memory()[0] or 0) / 2.0 ** 30
+        if not memory:
+            return
         jobs = max(1, min(self.cfg.parallel, int(memory / MEMORY_PER_JOB)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may need %s GiB, and EasyBuild "
                   "allows %s jobs (--max-parallel)" % (jobs, memory, MEMORY_PER_JOB, self.cfg.parallel))

@@ -266,6 +266,8 @@ class PythonEnvironment(EasyBlock):
         if at_the_end in text:
             return
         if start:
+            if text.count(start) != 1:
+                raise EasyBuildError("%s has an unknown form: it has no function deactivate", script)
             text = text.replace(start, start + after_start)
         write_file(os.path.join(directory, 'bin', name), text + '\n' + at_the_end)
 

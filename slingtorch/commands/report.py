@@ -91,8 +91,12 @@ def write_new(path: str, text: str) -> None:
     except FileNotFoundError:
         os.getcwd()     # raises a clearer error if the working directory is gone
         raise
-    with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
-        stream.write(text)
+    try:
+        with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
+            stream.write(text)
+    except OSError:
+        os.unlink(path)
+        raise
 
 
 def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:

@@ -100,7 +100,9 @@ def build_image(definition: str, options: Any, path: str, directory: str, direct
 
 
 def definition_of(image: str) -> str:
-    """The definition inside an image, '' if there is none; EasyBuildError without a runtime."""
+    """The definition inside an image, '' if there is none; EasyBuildError if the runtime cannot read it."""
     res = run_runtime("reading the definition inside the image", ['inspect', '--deffile', image], {},
                       split_stderr=True)
+    if res.exit_code:
+        raise EasyBuildError("the runtime cannot read the definition inside the image: %s", last_lines(res.stderr))
     return res.output.strip() and res.output

@@ -205,7 +205,7 @@ def run(pipe: 'Any', words: list) -> None:
     for node in loaded.nodes:   # also in functions, which are not run
         if isinstance(node, rules.IMPORTS) and not getattr(node, 'level', 0) and loaded.certain(node):
             top = (getattr(node, 'module', None) or node.names[0].name).partition('.')[0]
-            if not importlib.util.find_spec(top):
+            if top not in sys.modules and not importlib.util.find_spec(top):
                 say(wrong=["line %d: ModuleNotFoundError: No module named '%s'" % (node.lineno, top), False])
     files = [getattr(module, '__file__', None) or '<' for module in list(sys.modules.values())]
     elsewhere = [path for path in files if not path.startswith((HERE, directory + '/'))]

@@ -10,7 +10,7 @@ import pytest
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton, init_build_options
 
-from slingtorch.install import container_image, environment_image, process
+from slingtorch.install import container_image, container_runtime, environment_image, process
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +119,22 @@ def test_image_of_a_library_with_another_digest(load_block, monkeypatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_definition_that_the_runtime_cannot_read(monkeypatch):
+    monkeypatch.setattr(container_runtime, 'run_runtime', answers('FATAL: no such partition'))
+    with pytest.raises(EasyBuildError, match='cannot read the definition inside the image: .*no such partition'):
+        container_runtime.definition_of('x.sif')
+    monkeypatch.setattr(container_runtime, 'run_runtime', answers('Bootstrap: docker\n', 0))
+    assert container_runtime.definition_of('x.sif') == 'Bootstrap: docker\n'
+
+
+def test_script_without_the_function_that_undoes_it(load_block, tmp_path):
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/activate').write_text('deactivate_all () {\n}\n')
+    made = instance_of(load_block('generic.pythonenvironment').PythonEnvironment, installdir=str(tmp_path))
+    with pytest.raises(EasyBuildError, match='bin/activate has an unknown form: it has no function deactivate'):
+        made.add_to_script(str(tmp_path), 'activate', '. file\n', 'deactivate () {\n', '    . own\n')
+
+
 @pytest.mark.parametrize('problem, said', [('', 0), ('no python3.10', 1)])
 def test_packages_of_the_user_on_another_image(load_block, tmp_path, problem, said):
     path = tmp_path / 'user-software/venv/mine'
@@ -130,7 +146,7 @@ def test_packages_of_the_user_on_another_image(load_block, tmp_path, problem, sa
         f'The virtual environment {path} was kept, but does not work with this image']
 
 
-@pytest.mark.parametrize('memory, jobs, warns', [(40, 10, False), (1000, 64, False), (3, 1, True), (None, 1, True)])
+@pytest.mark.parametrize('memory, jobs, warns', [(40, 10, False), (1000, 64, False), (3, 1, True), (None, 64, False)])
 def test_jobs_that_memory_allows(load_block, monkeypatch, memory, jobs, warns):
     monkeypatch.setattr(load_block('pytorch_cray').Machine, 'free_memory', lambda _: (memory and memory << 30, ''))
     made = instance_of(load_block('pytorch_cray').EB_PyTorch_Cray)

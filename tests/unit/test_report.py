@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from slingtorch.commands import report
-from testbed import ROOT
+from testbed import ROOT, raising
 
 
 @pytest.fixture
@@ -114,3 +114,10 @@ def test_long_file_is_cut_at_ends_of_lines(tmp_path):
     head, tail = report.read_parts(str(path))
     assert head.startswith('first\n') and tail.endswith('\nlast\n') and set(tail.split('\n')[:-2]) == {line.strip()}
     assert head.endswith(line.strip())
+
+
+def test_a_full_disk_leaves_no_part_of_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, 'open', raising(OSError(28, 'No space left on device')), raising=False)
+    with pytest.raises(OSError, match='No space left'):
+        report.write_new(f'{tmp_path}/report.txt', 'text')
+    assert list(tmp_path.iterdir()) == []
