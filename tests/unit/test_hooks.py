@@ -5,12 +5,15 @@ import io
 import os
 import pathlib
 import re
+import sys
 import tempfile
 
 import pytest
 
 import easybuild.easyblocks.nccl
 import easybuild.tools.hooks as eb_hooks
+from easybuild import easyblocks
+from easybuild.easyblocks import generic
 from easybuild.framework.easyconfig import easyconfig as eb_easyconfig
 from easybuild.framework.easyconfig.easyconfig import EasyConfig
 from easybuild.tools.build_log import EasyBuildError
@@ -109,7 +112,15 @@ class Parser:
 @pytest.fixture
 def parser(tmp_path, monkeypatch):
     environ, cwd = dict(os.environ), os.getcwd()
+    # --include-easyblocks puts its directories and modules before all others for the rest of the process.
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    for package in (easyblocks, generic):
+        monkeypatch.setattr(package, '__path__', list(package.__path__))
+    modules = {name: module for name, module in sys.modules.items() if name.startswith('easybuild.easyblocks.')}
     yield Parser(tmp_path, monkeypatch)
+    for name in [name for name in sys.modules if name.startswith('easybuild.easyblocks.')]:
+        del sys.modules[name]
+    sys.modules.update(modules)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
