@@ -109,6 +109,11 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
+    if probe.get('unanswered', [0])[0]:
+        report.add('yellow', 'network', "%d of %d new connections to rank 0's node got no answer within %d s, although "
+                   "others to the same port did: a firewall limits how many are opened in a time (its rate of SYN), or "
+                   "packets get lost" % (*probe['unanswered'], network.ANSWER),
+                   "have the centre lift this limit between the nodes of a job")
     if probe:
         check_libraries(report, mapped, machine)
     carrier, provider = probe.get('network'), probe.get('provider')

@@ -64,6 +64,12 @@ def ports_refused_by_firewall(job):
         job.filter(node, 'tcp dport 30000-65535 tcp flags & (syn|ack) == syn reject with tcp reset')
 
 
+@fault('yellow', r"network.*new connections to rank 0's node got no answer.*rate of SYN")
+def few_new_connections_a_minute(job):
+    """The first node takes 4 new connections of the second one in a minute, and drops the others."""
+    job.filter(1, 'tcp flags & (syn|ack) == syn limit rate over 4/minute burst 4 packets drop')
+
+
 @fault('red', 'no-answer.*MASTER_PORT|no-answer.*port|MASTER_PORT')
 def master_port_dropped_by_firewall(job):
     """The first node drops what comes to MASTER_PORT and the ports above it."""
