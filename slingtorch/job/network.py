@@ -99,7 +99,7 @@ def connections() -> list:
 
 def unanswered(port: int, count: int) -> int:
     """How many of this number of new connections get no answer at a port to which this process has a connection."""
-    address = next((entry['there'] for entry in connections() if entry['there'][1] == port), None)
+    address = next((entry['there'] for entry in connections() if entry['there'][1] == port), ())    # type: tuple
     opened = []     # type: list
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):      # few open files: limits.py reports it

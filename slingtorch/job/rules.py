@@ -36,7 +36,7 @@ OWN_PORT = re.compile(r'getsockname|(free|open|unused)_?port|rand(int|range)')
 # what makes a path differ between ranks
 OWN_PATH = re.compile('(?i)rank|procid|localid|nodeid|getpid|host|uuid|temp|time|random')
 # names, in variables and arguments, of the local rank, the node's number and the number of nodes
-LOCAL, NODE, NODES_OF_JOB = r'slurm_localid|local_?rank', r'slurm_nodeid|node_?rank', r'slurm_\w*n(um_)?nodes|n(um_)?nodes'
+LOCAL, NODE, NODE_COUNT = r'slurm_localid|local_?rank', r'slurm_nodeid|node_?rank', r'(slurm_\w*)?n(um_)?nodes'
 # the local rank as the number of a GPU
 GPU_NUMBER = rb'(set_device\(|device_ids=\[|cuda:\{)[^)\]}\n]*(?i:local_?rank|LOCALID)'
 
@@ -245,7 +245,7 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
         if several and is_only(words.get('rank'), LOCAL):
             yield node, False, "init_process_group() uses the local rank as the rank", remedy
         for key, names, text in (('rank', NODE, "number of the node as the rank"),
-                                 ('world_size', NODES_OF_JOB, "number of nodes as the number of ranks")):
+                                 ('world_size', NODE_COUNT, "number of nodes as the number of ranks")):
             if program.local > 1 and is_only(words.get(key), names):
                 yield node, False, "init_process_group() uses the %s, but the nodes have several ranks" % text, remedy
         if program.world > 1 and 'init_method' in words and OWN_PORT.search(program.text(words['init_method'])):
@@ -273,11 +273,12 @@ def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
         if isinstance(target, ast.Subscript) and named(target.value).endswith('environ'):
             name, value = literal(target.slice), literal(node.value)
             if name in LAUNCHED and isinstance(value, str) and value != program.environ.get(name):
-                yield node, False, "sets %s='%s', but this job has %s" % (name, value, program.environ.get(name)), remove
+                yield node, False, "sets %s='%s', but this job has %s" % (
+                    name, value, program.environ.get(name)), remove
             elif name == 'MASTER_PORT' and program.world > 1 and OWN_PORT.search(program.text(node.value)):
                 yield node, False, "each rank sets MASTER_PORT to a port of its own", remove
             elif program.local > 1 and (name == 'RANK' and is_only(node.value, NODE) or name == 'WORLD_SIZE'
-                                        and is_only(node.value, NODES_OF_JOB)):
+                                        and is_only(node.value, NODE_COUNT)):
                 yield node, False, "sets %s by nodes, but the nodes have several ranks" % name, remove
         if program.world > program.local and re.match(r'(.*\.)?(world_|global_)?rank$', named(target)) and is_only(
                 node.value, LOCAL):
