@@ -102,6 +102,7 @@ class Program:
     :ivar nodes: all nodes, first the script itself
     :ivar calls: {last word of the called name: calls}
     :ivar used: last words of the names that the program reads
+    :ivar stored: {name: nodes that give it a value, also parameters, functions and imports}
     """
 
     def __init__(self, text: bytes, environ: 'Mapping[str, str]', given: list, path: str = '', top: str = '') -> None:
@@ -109,7 +110,7 @@ class Program:
         self.first = os.path.relpath(path, top) if path else 'script'
         self.files, self.wrong = {self.first: text}, {}     # type: dict, dict
         self.nodes, self.above, self.place = [], {}, {}     # type: list, dict, dict
-        self.calls, self.used = {}, set()   # type: dict, set
+        self.calls, self.used, self.stored = {}, set(), {}  # type: dict, set, dict
         self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
         waiting = [self.first]
         for path in waiting:    # which grows
@@ -140,6 +141,9 @@ class Program:
                 self.calls.setdefault(named(node).rpartition('.')[2], []).append(node)
             elif isinstance(getattr(node, 'ctx', None), ast.Load):
                 self.used.add(named(node).rpartition('.')[2])
+            elif not isinstance(node, ast.keyword):
+                for key in 'id', 'arg', 'name', 'asname':
+                    self.stored.setdefault(getattr(node, key, None), []).append(node)
 
     def mentions(self, pattern: bytes) -> bool:
         """Whether a line, before a comment, has a regular expression."""
@@ -147,13 +151,10 @@ class Program:
 
     def meant(self, node: 'Any') -> 'Any':
         """What a name stands for, if one statement, of the same function or the module, assigns to it; else `node`."""
-        name = named(node) if isinstance(node, ast.Name) else ''
-        stored = [one for one in self.nodes if name and name in (getattr(one, key, '') for key in (
-            'id', 'arg', 'name', 'asname')) and not isinstance(getattr(one, 'ctx', None), ast.Load)
-                  and not isinstance(one, ast.keyword)]
+        stored = self.stored.get(node.id, []) if isinstance(node, ast.Name) else []
         above = self.above[id(stored[0])] if len(stored) == 1 else None     # type: Any
         if not above or self.place[id(above)] != self.place[id(node)] or not isinstance(
-                self.function(above), ast.Module) and self.function(above) is not self.function(node):
+                self.function(stored[0]), ast.Module) and self.function(stored[0]) is not self.function(node):
             return node
         if isinstance(above, ast.Tuple):    # rank, size = 0, 2
             number, above = above.elts.index(stored[0]), self.above[id(above)]
@@ -165,7 +166,7 @@ class Program:
         """An expression as text to search, with what its names stand for and the own functions that it calls."""
         parts = [node, *(self.meant(one) for one in ast.walk(node) if isinstance(one, ast.Name))]
         names = {one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)}
-        parts += [one for one in self.nodes if isinstance(one, FUNCTIONS) and one.name in names]
+        parts += [one for name in sorted(names) for one in self.stored.get(name, ()) if isinstance(one, FUNCTIONS)]
         return ' '.join(map(ast.dump, parts))
 
     def where(self, node: 'Any') -> str:
@@ -211,9 +212,10 @@ class Program:
             return False
         if isinstance(function, ast.Module):
             return True
-        calls, same = self.calls.get(function.name, ()), [getattr(one, 'name', '') for one in self.nodes]
+        calls = self.calls.get(function.name, ())
+        same = [one for one in self.stored[function.name] if hasattr(one, 'name')]  # also another function or an import
         return deep > 0 and len(calls) == 1 and isinstance(calls[0].func, ast.Name) and not function.decorator_list \
-            and same.count(function.name) == 1 and self.certain(calls[0], deep - 1)
+            and len(same) == 1 and self.certain(calls[0], deep - 1)
 
 
 # --- rules: each yields (node, whether it may be red, text, remedy)

@@ -940,6 +940,7 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     # directories that all make
     ("os.makedirs(args.out)", 'yellow', 'all ranks make the same directory'), ("os.mkdir('out')", 'yellow', 'same directory'),
     ("out = Path(args.out)\nout.mkdir(parents=True)", 'yellow', 'same directory'),
+    ("def place():\n    return 'out'\nos.makedirs(place())", 'yellow', 'same directory'),
     ("os.makedirs(args.out, exist_ok=True)", None, ''), ("os.makedirs(args.out, 0o755, True)", None, ''),
     ("if not os.path.exists(args.out):\n    os.makedirs(args.out)", None, ''), ("sftp.mkdir(args.out)", None, ''),
     ("out = f'{args.out}/{rank}'\nos.makedirs(out)", None, ''), ("os.makedirs(tempfile.mkdtemp())", None, ''),
