@@ -31,6 +31,7 @@ from slingtorch.job import check, elf, findings, gather, look, meet, messages, n
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT, raising
 
+pytestmark = pytest.mark.usefixtures('whole_findings')
 JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
 COMES = {'node': 'nid2', 'rank': 4, 'ranks': 4}     # what the second node says at first
@@ -125,8 +126,8 @@ class Job:
     :ivar env: of all ranks; :ivar ranks: {rank: what is different there}; :ivar files: of all nodes, below a root each
     """
 
-    def __init__(self, directory):
-        self.dir, self.per_node, self.nodes = directory, 4, NODES
+    def __init__(self, directory, said):
+        self.dir, self.per_node, self.nodes, self.said = directory, 4, NODES, said
         self.env, self.ranks, self.clocks, self.left_out, self.torch = {}, {}, {}, (), collections.defaultdict(
             lambda: '/nowhere/torch')
         self.files = {
@@ -189,12 +190,14 @@ class Job:
         shutil.rmtree(self.dir / 'store', ignore_errors=True)
         pids = {rank: self.start(rank) for rank in range(self.per_node * len(self.nodes)) if rank not in self.left_out}
         statuses = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in pids.items()}
-        return statuses, (self.dir / 'out-0').read_text(), json.loads((self.dir / 'found.json').read_text())
+        found = json.loads((self.dir / 'found.json').read_text())
+        self.said |= {'{level} {name}: {text} -> {remedy}'.format(**entry) for entry in found['findings']}
+        return statuses, (self.dir / 'out-0').read_text(), found
 
 
 @pytest.fixture
-def job(tmp_path):
-    return Job(tmp_path)
+def job(tmp_path, whole_findings):
+    return Job(tmp_path, whole_findings)
 
 
 def named(found, name, level='red'):

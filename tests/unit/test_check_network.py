@@ -20,6 +20,7 @@ from slingtorch.job import check, elf, findings, gather, limits, look, nccl, net
 from slingtorch.job.machine import Machine
 from testbed import ROOT, raising
 
+pytestmark = pytest.mark.usefixtures('whole_findings')
 QUIET = {'resent': 0, 'sent': 40, 'trip': 0}
 
 
