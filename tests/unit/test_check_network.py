@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import ast
 import io
 import json
 import os
@@ -134,6 +135,10 @@ def test_the_kernel_tells_of_this_process_s_connections():
     with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()) as own:
         own.sendall(b'x' * 1000)
         found = network.connections()
+        [sender] = [entry for entry in found if entry['there'] == server.getsockname()]
+    assert 0 < sender['trip'] < 1 and 2 <= sender['sent'] < 9 and sender['underway'] in (0, 1)
+    assert {key: sender[key] for key in ('state', 'again', 'here', 'resent')} == {
+        'state': 1, 'again': 0, 'here': '127.0.0.1', 'resent': 0}
     assert {network.LISTENING, 1} <= {entry['state'] for entry in found}
     assert network.state(found, 0) == ' [gloo listens at 127.0.0.1]' and network.totals(found)['sent'] >= 2
 
@@ -420,10 +425,11 @@ def test_a_quota_is_looked_at_in_each_rank(tmp_path):
 
 def test_the_limits_of_this_shell_are_read():
     code = ('import resource, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import limits; '
-            'print(limits.of_shell()["n"], limits.of_shell()["f"])')
-    done = subprocess.run(['bash', '-c', 'ulimit -n 50 -f 100; exec "$0" "$@"', sys.executable, '-c', code, str(ROOT)],
+            'print(limits.of_shell())')
+    set_them = 'ulimit -n 50 -f 100 -t 77 -d 9000000 -s 9000; ulimit -v unlimited; exec "$0" "$@"'
+    done = subprocess.run(['bash', '-c', set_them, sys.executable, '-c', code, str(ROOT)],
                           stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.split() == ['50', '102400']
+    assert ast.literal_eval(done.stdout) == {'n': 50, 'f': 100 << 10, 't': 77, 'd': 9000000 << 10, 's': 9000 << 10}
 
 
 def tree(directory, files):
@@ -751,12 +757,14 @@ def test_files_that_are_not_valid_python(tmp_path, text, level):
     assert level != 'yellow' or 'shapes.py is not valid for this Python' in of_level(report, level, 'script')[0]
 
 
-def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
+def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path, monkeypatch):
     for name, text in {'train.py': "from lib import model\nimport json, shapes\n", 'lib/__init__.py': '',
                        'lib/model.py': 'from . import layers\n', 'lib/layers.py': 'import train\n',
                        'shapes.py': '', 'unused.py': ''}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
+    read = rules.read
+    monkeypatch.setattr(rules, 'read', lambda path: raising(OSError(13, 'no'))() if path.endswith('shapes.py') else read(path))
     found = program.load([str(tmp_path / 'train.py')], {}).files
     assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
 
@@ -774,8 +782,10 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     words = ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3']
     program.look_at_arguments(Machine({}), report, {'words': words})
     facts = {name: list(values)[0] for name, values in report.facts.items()}
-    assert facts[f'path {tmp_path}/data'].startswith('200000 bytes, ')
-    assert facts[f'path {tmp_path}'].startswith('a directory of 1') and facts['path 3'] == 'missing'
+    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing'}
+    (tmp_path / 'data').write_bytes(b'x' * 199999 + b'y')
+    program.look_at_paths(report, [f'{tmp_path}/data', '/dev/null'])
+    assert len(report.facts[f'path {tmp_path}/data']) == 2 and list(report.facts['path /dev/null']) == ['no file']
     program.look_at_paths(report, ['/proc/self/mem'])
     assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
 
