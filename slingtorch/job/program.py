@@ -20,8 +20,8 @@ OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
 # calls that read what a path names, and those that make a path of others
-READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|exists|is(file|dir)|\w+Folder|'
-                   r'from_pretrained)$')
+READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|\w+Folder|from_pretrained)$')
+ASKS = re.compile(r'(.*\.)?(exists|is_?(file|dir))$')
 JOINS = re.compile(r'(.*\.)?(join|Path|str)$')
 # what needs a compiler: torch.compile, also as a decorator, but for an eager backend, model.compile() and extensions
 COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)|cpp_extension'
@@ -88,18 +88,41 @@ def outputs(program: 'Program') -> dict:
                 '.': ('the working directory', False)}
 
 
-def read_only(program: 'Program') -> set:
-    """Texts in the program that all calls which get them, also by a name, read from; but rank 0 may read for all."""
+def uses(program: 'Program') -> dict:
+    """
+    {text in the program: what calls do that get it, also by a name or as part of a path}: 'read', 'ask' whether it is
+    there, without an end of the program if not, or 'other'; rank 0 may read for all
+    """
     names = {node.targets[0].id: literal(node.value) for node in program.nodes
              if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
-    uses = {}   # type: dict
+    found = {}  # type: dict
     for call in [one for calls in program.calls.values() for one in calls if not JOINS.match(named(one))]:
-        for part in (inner for word in [*call.args, *keywords(call).values()] for inner in [word, *joined(word)]):
+        use = use_of(program, call)
+        given = [getattr(call.func, 'value', None), *call.args, *keywords(call).values()]   # Path('a').exists()
+        for part in (inner for word in given for inner in [word, *joined(word)]):
             text = literal(part) or names.get(named(part))
-            writes = named(call).endswith('open') and re.search('[wax+]', str(literal(keywords(call).get(
-                'mode') or (call.args + [None, None])[1])))
-            uses.setdefault(text, []).append(READS.match(named(call)) and not writes and not program.by_rank(call))
-    return {text for text, reads in uses.items() if isinstance(text, str) and all(reads)}
+            if isinstance(text, str):
+                found.setdefault(text, set()).add(use)
+    return found
+
+
+def use_of(program: 'Program', call: 'ast.Call') -> str:
+    """What a call does with a path: see uses()."""
+    mode = literal(keywords(call).get('mode') or (call.args + [None, None])[1])
+    if ASKS.match(named(call)):
+        statement = next(above for above in program.around(call) if isinstance(above, ast.stmt))
+        ends = any(isinstance(one, (ast.Raise, ast.Assert)) or rules.EXITS.match(named(one))
+                   for one in ast.walk(statement))
+        return 'read' if ends else 'ask'
+    if not READS.match(named(call)) or named(call).endswith('open') and re.search('[wax+]', str(mode)):
+        return 'other'
+    return 'other' if program.by_rank(call) else 'read'
+
+
+def compiles(program: 'Program') -> bool:
+    """Whether the program compiles something, unless only for an option that is not given."""
+    calls = [call for call in program.calls.get('compile', ()) if named(call) != 're.compile']
+    return program.mentions(COMPILES) and not (calls and all(map(program.turned_off, calls)))
 
 
 def joined(node: 'ast.AST') -> list:
@@ -132,12 +155,14 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
                        "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
     details['written'] = outputs(program)
-    details['compiles'] = program.mentions(COMPILES)
+    details['compiles'] = compiles(program)
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
     texts = {text for text in map(literal, program.nodes)
              if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
-    certain = texts & read_only(program)    # what else lies in /tmp may be what another run has left
-    look_at_paths(report, [text for text in sorted(texts - set(details['written'])) if text in certain or (
+    used = uses(program)
+    texts -= {text for text in used if 'ask' in used[text]} | set(details['written'])
+    # what else lies in /tmp may be what another run has left
+    look_at_paths(report, [text for text in sorted(texts) if used.get(text) == {'read'} or (
         os.path.isabs(text) or os.path.isfile(text)) and not text.startswith('/tmp/')][:MOST])
 
 

@@ -196,6 +196,29 @@ class Program:
             above, FUNCTIONS) and above.name not in self.used and not above.name.startswith('__')
                    for above in self.around(node))
 
+    def turned_off(self, node: 'Any') -> bool:
+        """Whether a node is only for an option that is off by default, and that is not given."""
+        around = [node, *self.around(node)]
+        for part, choice in zip(around, around[1:]):
+            if isinstance(choice, (ast.If, ast.IfExp)) and part in (
+                    choice.body if isinstance(choice, ast.If) else (choice.body,)):
+                test = choice.test  # type: Any
+                both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+                if any(map(self.is_off, test.values if both else [test])):
+                    return True
+        return False
+
+    def is_off(self, node: 'Any') -> bool:
+        """Whether an expression is args.NAME, an option that is off by default, and that is not given."""
+        for call in self.calls.get('add_argument', ()) if isinstance(node, ast.Attribute) else ():
+            options, words = [str(literal(word)) for word in call.args], keywords(call)
+            if node.attr in [option.lstrip('-').replace('-', '_') for option in options]:
+                default = words.get('default', ast.Constant(None))
+                return isinstance(default, ast.Constant) and not default.value and literal(
+                    words.get('action')) != 'store_false' and not {
+                        word.partition('=')[0] for word in self.given} & set(options)
+        return False
+
     def makes_dataset(self, node: 'Any') -> bool:
         """Whether a node is in __init__() of a dataset."""
         function = self.function(node)  # type: Any
@@ -221,10 +244,10 @@ class Program:
 # --- rules: each yields (node, whether it may be red, text, remedy)
 
 def is_only(node: 'Any', names: str) -> bool:
-    """Whether an expression is one of these (LOCAL, NODE ...), and no more is made of it."""
-    text = ast.dump(node) if node else ''
+    """Whether an expression is one of these (LOCAL, NODE ...), and no more is made of it; a condition is no value."""
+    text = ' '.join(map(ast.dump, [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node] if node else []))
     return bool(re.search("(?i)'(%s)'" % names, text)) and not re.search(
-        "BinOp|'(WORLD_)?(RANK|SIZE)'|_PROCID'|TASKS'", text)
+        "BinOp|'get_rank'|'(WORLD_)?(RANK|SIZE)'|_PROCID'|TASKS'", text)
 
 
 def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':

@@ -511,6 +511,9 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
     assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
 
 
+OPTION = "parser.add_argument('--fast', action='store_true')\n"
+
+
 @pytest.mark.parametrize('compiler, says', [
     (None, "No such file or directory: 'g++'"), ('PATH=/usr/bin:/bin exec g++ "$@"', ''),
     ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
@@ -538,10 +541,14 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
 @pytest.mark.parametrize('text, yes', [
     ('model = torch.compile(model)', True), ('@torch.compile\ndef step(): pass', True), ('model.compile()', True),
     ("torch.compile(model, backend='aot_eager')", False), ("re.compile('x')", False), ('compile(text, name, mode)', False),
-    ('# torch.compile(model)', False),
+    ('# torch.compile(model)', False), (OPTION + 'if args.fast:\n    net = torch.compile(net)', False),
+    (OPTION + 'net = torch.compile(net) if args.fast and new else net', False),
+    (OPTION + 'net = net if args.fast else torch.compile(net)', True), (OPTION + 'if args.fast or new:\n    torch.compile(net)', True),
+    (OPTION.replace("action='store_true'", 'default=True') + 'if args.fast:\n    torch.compile(net)', True),
+    (OPTION.replace('fast', 'go') + 'if args.go:\n    torch.compile(net)', True),
 ])
 def test_which_program_compiles(text, yes):
-    assert parsed(text).mentions(program.COMPILES) == yes
+    assert program.compiles(parsed(text, ['--go'])) == yes
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
@@ -840,7 +847,8 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says
 def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'net.yaml').write_text('')
-    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml'")
+    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml'\n"
+                                       "if os.path.exists('/no/cache.pt'):\n    torch.load('/no/cache.pt')")
     report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
     program.look_at_program(Machine({}), report, details)
     assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
@@ -857,10 +865,13 @@ WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward
     ("torch.load('/tmp/a.pt', device)", ['/tmp/a.pt']), ("open('b/c.txt').read()", ['b/c.txt']), ("open('/tmp/a', 'w')", []),
     ("open('/tmp/a', mode='ab')", []), ("torch.save(x, '/tmp/a.pt')\ntorch.load('/tmp/a.pt')", []),
     ("DATA = '/tmp/a'\nx = torch.load(os.path.join(DATA, 'x.pt'))", ['/tmp/a', 'x.pt']), ("OUT = '/tmp/a'\nsave(Path(OUT))", []),
-    ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", ['/tmp/a.pt']),
+    ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", []),
+    ("if not path.isfile('/tmp/a.pt'):\n    sys.exit('no data')\nload('/tmp/a.pt')", ['/tmp/a.pt']),
+    ("if Path('/tmp/a.pt').exists():\n    load('/tmp/a.pt')", []),
+    ("assert Path('/tmp/a.pt').exists()\nload('/tmp/a.pt')", ['/tmp/a.pt']),
 ])
 def test_what_a_program_only_reads(text, found):
-    assert sorted(program.read_only(parsed(text))) == found
+    assert sorted(path for path, uses in program.uses(parsed(text)).items() if uses == {'read'}) == found
 
 
 def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_path, monkeypatch):
@@ -916,6 +927,10 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("dist.init_process_group(init_method='file:///home/me/tmp/meet')", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("rank = int(os.environ.get('RANK', os.environ['SLURM_LOCALID']))", None, ''),
+    ("rank = dist.get_rank() if args.local_rank != -1 else 0", None, ''),
+    ("rank = int(os.environ['PMI_ID']) if args.local_rank != -1 else 0", None, ''),
+    ("rank = dist.get_rank() if args.many else args.local_rank", None, ''),
+    ("rank = args.local_rank if args.many else 0", 'yellow', 'uses the local rank as the rank'),
     ("rank = 2 * int(os.environ['SLURM_NODEID']) + int(os.environ['SLURM_LOCALID'])", None, ''),
     ("pool.spawn(main)", None, ''), ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
