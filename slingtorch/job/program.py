@@ -23,8 +23,8 @@ INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirn
 READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|\w+Folder|from_pretrained)$')
 ASKS = re.compile(r'(.*\.)?(exists|is_?(file|dir))$')
 JOINS = re.compile(r'(.*\.)?(join|Path|str)$')
-# what needs a compiler: torch.compile, also as a decorator, but for an eager backend, model.compile() and extensions
-COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)|cpp_extension'
+# torch.compile, also as a decorator, but for an eager backend, and model.compile()
+COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)'
 
 
 def program_of(words: list) -> tuple:
@@ -120,7 +120,7 @@ def use_of(program: 'Program', call: 'ast.Call') -> str:
 
 
 def compiles(program: 'Program') -> bool:
-    """Whether the program compiles something, unless only for an option that is not given."""
+    """Whether the program uses torch.compile, and not only for an option that is not given."""
     calls = [call for call in program.calls.get('compile', ()) if named(call) != 're.compile']
     return program.mentions(COMPILES) and not (calls and all(map(program.turned_off, calls)))
 
@@ -156,6 +156,8 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
     rules.check(report, program, details.get('gpus'))
     details['written'] = outputs(program)
     details['compiles'] = compiles(program)
+    details['extends'] = program.mentions(rb'cpp_extension(\.| import .*)\bload')
+    details['saves'] = program.mentions(rb'torch\.save\(')
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
     texts = {text for text in map(literal, program.nodes)
              if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}

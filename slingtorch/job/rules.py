@@ -28,7 +28,7 @@ COLLECTIVES = re.compile(r'(.*\.)?dist(ributed)?\.(barrier|(all_)?(reduce|gather
 SHUFFLES = (
     (r'random\.shuffle$', r'random\.seed$'),
     (r'(np|numpy)\.random\.(shuffle|permutation)$', r'(np|numpy)\.random\.seed$'),
-    (r'torch\.randperm$', r'(torch\.(random\.)?)?manual_seed$'))
+    (r'torch\.randperm$|(.*\.)?random_split$', r'(torch\.(random\.)?)?manual_seed$'))
 # own functions and those of other packages that seed every library, such as set_seed() or seed_everything()
 SEEDS_ALL = r'(.*\.)?(?!(manual_)?seed(_all)?$)\w*seed\w*$'
 # what gives each process a port of its own

@@ -519,6 +519,9 @@ OPTION = "parser.add_argument('--fast', action='store_true')\n"
     ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
     ('while (($# > 1)); do shift; [[ $1 != *.so ]] || echo > "$1"; done', '/a.so: file too short'),
     ('PATH=/usr/bin:/bin exec g++ "$@"; # headers', 'Python.h: No such file'),
+    ('[[ $* != *c++17* ]] || { echo "no c++17" >&2; exit 1; }', 'status 1: no c++17'),
+    ('[[ $* != *openmp* ]] || { echo "no OpenMP" >&2; exit 1; }', 'status 1: no OpenMP'),
+    ('PATH=/usr/bin:/bin; for word; do [[ $word = -fopenmp ]] || set -- "$@" "$word"; shift; done; exec g++ -nostdinc "$@"', 'omp.h'),
 ])
 def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     place = tmp_path / 'include'
@@ -533,9 +536,21 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     limits.look_at_compiler(Machine(env), report, {'compiles': False})
     limits.look_at_compiler(Machine({**env, 'TORCH_COMPILE_DISABLE': '1'}), report, {'compiles': True})
     assert not report.findings
-    limits.look_at_compiler(Machine(env), report, {'compiles': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': None})
     assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
     assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
+
+
+@pytest.mark.parametrize('ninja, says', [(True, False), (False, True)])
+def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja, says):
+    (tmp_path / 'ninja').write_text('')
+    (tmp_path / 'ninja').chmod(0o755 if ninja else 0o644)
+    (tmp_path / 'g++').write_text('#!/bin/bash\n[[ $* != *openmp* ]] || exit 1; PATH=/usr/bin:/bin exec g++ "$@"')
+    (tmp_path / 'g++').chmod(0o755)
+    report, env = findings.Report(0), {'PATH': str(tmp_path)}
+    limits.look_at_compiler(Machine(env), report, {'extends': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': ['a']})
+    assert ['no ninja in PATH' in text for text in of_level(report, 'yellow', 'torch')] == [True] * says
 
 
 @pytest.mark.parametrize('text, yes', [
@@ -646,15 +661,18 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_or_when_it_is_flushed(tmp_p
     assert ['(Disk quota exceeded)' in said for said in of_level(report, 'yellow', 'disk')] == [True]
 
 
-@pytest.mark.parametrize('free, says', [(1 << 20, True), (1 << 30, False)])
-def test_little_space(tmp_path, monkeypatch, free, says):
+@pytest.mark.parametrize('free, wants, says', [
+    (1, {}, True), (1 << 10, {}, False), (100, {}, False), (100, {'workers': True, 'saves': True}, True),
+    (1 << 10, {'workers': True, 'saves': True}, False),
+])
+def test_little_space(tmp_path, monkeypatch, free, wants, says):
     (tmp_path / 'dev/shm').mkdir(parents=True)
-    monkeypatch.setattr(limits, 'free_in', lambda place: free)
+    monkeypatch.setattr(limits, 'free_in', lambda place: free << 20)
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
-    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
-    assert ['has only 1 MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
-    assert ['its file system has only 1 MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, wants)
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}, **wants})
+    assert [f'has only {free} MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
+    assert [f'its file system has only {free} MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
 
 
 def test_no_directory_for_temporary_files(tmp_path, monkeypatch):
@@ -853,6 +871,7 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     program.look_at_program(Machine({}), report, details)
     assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
     assert details['written'] == {'/no': ('--out', False)}
+    assert not details['saves'] and not details['extends']
 
 
 GROUP = "dist.init_process_group()\n"
@@ -872,6 +891,18 @@ WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward
 ])
 def test_what_a_program_only_reads(text, found):
     assert sorted(path for path, uses in program.uses(parsed(text)).items() if uses == {'read'}) == found
+
+
+@pytest.mark.parametrize('text, notes', [
+    ('torch.save(x, "a")', 'saves'), ('from torch.utils.cpp_extension import CUDA_HOME, load_inline', 'extends'),
+    ('torch.utils.cpp_extension.load("a", b)', 'extends'), ('DataLoader(data, num_workers=2)', 'workers'),
+    ('from torch.utils.cpp_extension import CUDA_HOME\ntorch.load("a")\nDataLoader(data, num_workers=0)', ''),
+])
+def test_what_a_program_needs_is_noted(tmp_path, text, notes):
+    (tmp_path / 'train.py').write_text(text)
+    details = {'words': [str(tmp_path / 'train.py')]}
+    program.look_at_program(Machine({}), findings.Report(0), details)
+    assert [name for name in ('saves', 'extends', 'workers', 'compiles') if details[name]] == ([notes] if notes else [])
 
 
 def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_path, monkeypatch):
@@ -957,6 +988,9 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("torch.manual_seed(1)\norder = np.random.permutation(64)\n" + SPLIT, 'yellow', 'np.random.permutation() without'),
     ("class Files(Dataset):\n    def __init__(self):\n        random.shuffle(files)\n" + SPLIT, 'yellow', 'without a common seed'),
     ("random.seed(args.seed + rank)\nrandom.shuffle(files)\nmine = files[rank::size]", 'yellow', 'without a common seed'),
+    ("a, b = torch.utils.data.random_split(data, [48, 16])\n" + SPLIT, 'yellow', 'random_split() without a common seed'),
+    ("random_split(data, [48, 16], torch.Generator().manual_seed(1))\n" + SPLIT, None, ''),
+    ("torch.manual_seed(1)\nrandom_split(data, [48, 16])\n" + SPLIT, None, ''),
     ("random.seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''), ("random.shuffle(files)", None, ''),
     ("set_seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''),
     ("mine = files[rank::size]\nrandom.shuffle(mine)", None, ''),
