@@ -271,8 +271,8 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     except OSError as err:
         report.add('yellow', 'torch', "the program uses torch.compile or builds C++ extensions, but compiling and "
                    "loading a file in %s fails on this node: %s" % (there, str(err).replace(place, there)),
-                   "load a C++ compiler with OpenMP in the job script (CXX), install Python's headers (python3-dev), or, "
-                   "if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
+                   "load a C++ compiler with OpenMP in the job script (CXX), install Python's headers (python3-dev), "
+                   "or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

@@ -11,7 +11,7 @@ import sys
 
 from . import rules
 from .kinds import Machine, Mapping, Optional, Report
-from .rules import Program, keywords, literal, named, read
+from .rules import Program, beginning, keywords, literal, named, read
 
 # bytes at the beginning and the end of a file to compare; words of a command line, and files, that are examined at most
 ENDS, MOST = 64 << 10, 50
@@ -88,6 +88,21 @@ def outputs(program: 'Program') -> dict:
                 '.': ('the working directory', False)}
 
 
+def unmade(program: 'Program') -> list:
+    """Files that the program writes into directories that do not exist: [(node, path)]; not those that it may make."""
+    texts, found = set(map(literal, program.nodes)), []
+    for node in [*program.calls.get('save', ()), *program.calls.get('open', ())]:
+        paths = [beginning(program.meant(word)) for word in [*node.args, *keywords(node).values()]]
+        path = next((one for one in paths if '/' in one), '')
+        tries = any(isinstance(above, ast.Try) for above in program.around(node))
+        called = getattr(program.function(node), 'name', '') in {'', *program.used}
+        if path and re.match('(torch|np|numpy)[.]save$|open$', named(node)) and use_of(program, node) == 'other' and \
+                called and not tries and not program.turned_off(node) and not os.path.exists(os.path.dirname(path)) \
+                and os.path.dirname(path) not in texts:
+            found.append((node, path))
+    return found if not program.mentions(rb'mkdir|makedirs|copytree|chdir|hydra|SummaryWriter') else []
+
+
 def uses(program: 'Program') -> dict:
     """
     {text in the program: what calls do that get it, also by a name or as part of a path}: 'read', 'ask' whether it is
@@ -154,6 +169,9 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
                            shown, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
                        "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
+    for node, path in unmade(program):
+        report.add('yellow', 'disk', "%s: writes to %s, but there is no directory %s, and the program makes none" % (
+            program.where(node), path, os.path.dirname(path)), "create it before the job")
     details['written'] = outputs(program)
     details['compiles'] = compiles(program)
     details['extends'] = program.mentions(rb'cpp_extension(\.| import .*)\bload')

@@ -62,6 +62,12 @@ def literal(node: 'Any') -> 'Any':
     return node.value if isinstance(node, ast.Constant) else None
 
 
+def beginning(node: 'Any') -> str:
+    """The text of a constant, or that at the beginning of an f-string; '' for anything else."""
+    text = literal(node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node)
+    return text if isinstance(text, str) else ''
+
+
 def keywords(call: 'Any') -> dict:
     """The keyword arguments of a call: {name: expression}."""
     return {word.arg: word.value for word in call.keywords}
@@ -369,10 +375,39 @@ def gradients(program: 'Program', _: bool) -> 'Iterator[tuple]':
                 node), "call the wrapped model itself"
 
 
+def environment(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Variables that the program certainly reads, and that neither the job nor the program sets or asks for."""
+    reads = [node for node in program.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+             and re.match(r'(os\.)?environ$', named(node.value)) and isinstance(literal(node.slice), str)]
+    for node in reads if not program.mentions(rb'environ\.update\(|dotenv|putenv') else ():
+        name = literal(node.slice)
+        other = r"""(?<!environ\[['"])\b%s\b|\b%s['"]\] *=(?!=)""" % (2 * (re.escape(name),))
+        if name not in (*LAUNCHED, *program.environ) and not program.mentions(other.encode()) and program.certain(node):
+            yield node, False, "reads os.environ['%s'], which is not set (KeyError)" % name, "export it in the job " \
+                "script, have Slurm set it (SLURM_CPUS_PER_TASK: srun -c), or use os.environ.get()"
+
+
+def devices(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
+    """GPUs that the program certainly uses, where there is none."""
+    for node in [one for calls in program.calls.values() for one in calls if not gpus]:
+        name, device = named(node), keywords(node).get('device')
+        if device is None and re.match(r'(.*\.)?(to|device)$', name):
+            device = (node.args + [None])[0]
+        if (re.match(r'.*\.cuda$|(.*\.)?cuda\.set_device$', name) or re.match(
+                'cuda(:|$)', beginning(program.meant(device)))) and program.certain(node):
+            yield node, False, "uses a GPU, but this rank sees none", \
+                "ask for GPUs, or write torch.device('cuda' if torch.cuda.is_available() else 'cpu')"
+
+
+def of_rank(choice: 'Any', part: 'ast.AST') -> bool:
+    """Whether a part of 'if rank == 0' is that of this rank."""
+    return part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test)
+
+
 def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Collectives that only one rank calls; if others call one under a condition, too, it may be the same."""
     for name in program.calls if program.world > 1 else ():
-        chosen = [(node, part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test))
+        chosen = [(node, of_rank(choice, part))
                   for node in program.calls[name] if COLLECTIVES.match(named(node)) and 'group' not in keywords(node)
                   for choice, part in program.by_rank(node)]
         if chosen and all(alone for _, alone in chosen):
@@ -382,7 +417,7 @@ def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
 def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    for rule in (group, ranks, data, shuffles, directories, gradients, together):
+    for rule in (group, ranks, data, shuffles, directories, gradients, environment, devices, together):
         for node, red, text, remedy in rule(program, bool(gpus)):
             if text not in said and (rule in (gradients, together) or not program.optional(node)):
                 said.add(text)

@@ -748,6 +748,7 @@ def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
     rules.check(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4', 'WORLD_SIZE': '4'}), ['gpu'] * sees)
     said = of_level(report, 'yellow', 'gpus')
+    assert not report.having(name='program')
     assert (said == []) if words is None else (words in said[0])
 
 
@@ -905,6 +906,23 @@ def test_what_a_program_needs_is_noted(tmp_path, text, notes):
     assert [name for name in ('saves', 'extends', 'workers', 'compiles') if details[name]] == ([notes] if notes else [])
 
 
+@pytest.mark.parametrize('text, path', [
+    ("torch.save(model, 'new/model.pt')", 'new/model.pt'), ("if rank == 0:\n    open(f'new/{epoch}.txt', 'w')", 'new/'),
+    ("def save(path):\n    torch.save(model, 'new/model.pt')\nsave()", 'new/model.pt'), ("PATH = 'a/b/c'\ntorch.save(x, PATH)", 'a/b/c'),
+    ("def keep(path):\n    torch.save(model, 'new/model.pt')", ''), ("torch.save(model, 'there/model.pt')", ''),
+    ("os.makedirs(out)\ntorch.save(model, 'new/model.pt')", ''), ("prepare('new')\ntorch.save(model, 'new/model.pt')", ''),
+    ("try:\n    torch.save(model, 'new/model.pt')\nexcept OSError:\n    pass", ''), ("open('new/model.pt')", ''),
+    (OPTION + "if args.fast:\n    torch.save(model, 'new/model.pt')", ''), ("torch.save(model, 'model.pt')\nstore.save(1, 'a/b')", ''),
+])
+def test_a_directory_that_nobody_makes(tmp_path, monkeypatch, text, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'there').mkdir()
+    (tmp_path / 'train.py').write_text(text)
+    report = findings.Report(0)
+    program.look_at_program(Machine({}), report, {'words': ['train.py']})
+    assert [f'writes to {path}, but' in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(path)
+
+
 def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'train.py').write_text("a = torch.load('/tmp/no/train.pt'), open('no.yaml'), '/tmp/other'")
@@ -1024,10 +1042,23 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("os.environ['WORLD_SIZE'] = os.environ['SLURM_JOB_NUM_NODES']", 'yellow', 'sets WORLD_SIZE by nodes'),
     ("os.environ['RANK'] = os.environ['SLURM_NODEID']", 'yellow', 'sets RANK by nodes'),
     ("os.environ['LOCAL_RANK'] = os.environ['SLURM_NODEID']", None, ''),
+    # variables that are not set
+    ("def train(args):\n    load(workers=int(os.environ['SLURM_CPUS_PER_TASK']))\ntrain(1)", 'yellow',
+     "line 2: reads os.environ['SLURM_CPUS_PER_TASK'], which is not set"),
+    ("if slurm:\n    os.environ['SLURM_CPUS_PER_TASK']", None, ''), ("os.environ['NO'] = '1'\nos.environ['NO']", None, ''),
+    ("if 'NO' in os.environ:\n    pass\nos.environ['NO']", None, ''), ("load_dotenv()\nos.environ['NO']", None, ''),
+    ("os.environ.setdefault('NO', '1')\nos.environ['NO']", None, ''), ("sizes['NO']", None, ''),
+    # GPUs where there are none
+    ("model.cuda()", 'yellow', 'uses a GPU, but this rank sees none'), ("model.to(torch.device('cuda', local))", 'yellow', 'sees none'),
+    ("device = f'cuda:{local}'\nmodel.to(device)", 'yellow', 'sees none'), ("torch.zeros(3, device='cuda')", 'yellow', 'sees none'),
+    ("torch.cuda.set_device(local)", 'yellow', 'sees none'), ("torch.cuda.is_available()\nmodel.to('cpu')\nx.to(torch.float)", None, ''),
+    ("model.to(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))", None, ''), ("load('cuda')\nmodel.to('cudagraph')", None, ''),
+    ("if torch.cuda.is_available():\n    model.cuda()", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
-    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
+    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000',
+           'SLURM_LOCALID': '0', 'SLURM_NODEID': '0', 'SLURM_NNODES': '2', 'SLURM_JOB_NUM_NODES': '2'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), None)
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
@@ -1069,6 +1100,12 @@ IMPORTS = {
     'in a function that it calls': ({'train.py': 'def main():\n    import json, os.path\n    from no_such_package import a\n'
                                                  'if __name__ == "__main__":\n    main()\n'}, False,
                                     "line 3: ModuleNotFoundError: No module named 'no_such_package'"),
+    'by one rank': ({'train.py': 'def main(rank):\n    if rank == 0:\n        import no_such_package\nmain(0)\n'}, False,
+                    "line 3: ModuleNotFoundError: No module named 'no_such_package'"),
+    'by one rank that tries': ({'train.py': 'def main(rank):\n    if rank == 0:\n        try:\n            import no_such_package\n'
+                                            '        except ImportError:\n            pass\nmain(0)\n'}, None, ''),
+    'what a module of PyTorch needs': ({'train.py': 'def main():\n    from torch.utils.tensorboard import SummaryWriter\nmain()\n',
+                                        'torch.py': '', 'board/__init__.py': ''}, False, "No module named 'tensorboard'"),
     'in a function that tries': ({'train.py': 'def main():\n    try:\n        import no_such_package\n    except ImportError:\n'
                                               '        pass\nmain()\n'}, None, ''),
     'with MPI': ({'train.py': 'import no_such_package\nimport mpi4py\n'}, False, 'No module named'),
