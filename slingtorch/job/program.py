@@ -4,13 +4,16 @@ Examines the program without running it: the script, its own modules, files that
 finds what differs between nodes.
 """
 import ast
+import contextlib
 import hashlib
 import os
 import re
 import sys
+import time
 
 from . import rules
-from .kinds import Machine, Mapping, Optional, Report
+from .kinds import Any, Machine, Mapping, Optional, Report
+from .machine import SHARED
 from .rules import Program, beginning, keywords, literal, named, read
 
 # bytes at the beginning and the end of a file to compare; words of a command line, and files, that are examined at most
@@ -19,6 +22,10 @@ ENDS, MOST = 64 << 10, 50
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+# seconds for counting what the directories of the arguments have
+DEEP = 2
+# an absolute path in a JSON or YAML file, and its key
+IN_FILE = re.compile(r"""(?:([\w.-]+)["']?[ \t]*:[ \t]*|[\[,\s-])["']?(/(?!/|(?:dev|proc|sys)/)[\w./-]{2,200})""")
 # calls that read what a path names, and those that make a path of others
 READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|\w+Folder|from_pretrained)$')
 ASKS = re.compile(r'(.*\.)?(exists|is_?(file|dir))$')
@@ -108,17 +115,27 @@ def uses(program: 'Program') -> dict:
     {text in the program: what calls do that get it, also by a name or as part of a path}: 'read', 'ask' whether it is
     there, without an end of the program if not, or 'other'; rank 0 may read for all
     """
-    names = {node.targets[0].id: literal(node.value) for node in program.nodes
+    names = {node.targets[0].id: of_environment(program, node.value) or literal(node.value) for node in program.nodes
              if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
     found = {}  # type: dict
     for call in [one for calls in program.calls.values() for one in calls if not JOINS.match(named(one))]:
         use = use_of(program, call)
         given = [getattr(call.func, 'value', None), *call.args, *keywords(call).values()]   # Path('a').exists()
         for part in (inner for word in given for inner in [word, *joined(word)]):
-            text = literal(part) or names.get(named(part))
+            text = literal(part) or names.get(named(part)) or of_environment(program, part)
             if isinstance(text, str):
                 found.setdefault(text, set()).add(use)
     return found
+
+
+def of_environment(program: 'Program', node: 'Any') -> 'Optional[str]':
+    """The value of a variable that an expression reads: os.environ['A'], os.environ.get('A'), os.getenv('A')."""
+    word = None     # type: Any
+    if isinstance(node, ast.Subscript) and named(node.value).endswith('environ'):
+        word = node.slice
+    elif isinstance(node, ast.Call) and node.args and re.match(r'(.*\.)?(environ\.get|getenv)$', named(node)):
+        word = node.args[0]
+    return program.environ.get(str(literal(word)))
 
 
 def use_of(program: 'Program', call: 'ast.Call') -> str:
@@ -140,8 +157,10 @@ def compiles(program: 'Program') -> bool:
     return program.mentions(COMPILES) and not (calls and all(map(program.turned_off, calls)))
 
 
-def joined(node: 'ast.AST') -> list:
-    """The parts of a path that a call joins."""
+def joined(node: 'Any') -> list:
+    """The parts of a path that a call, an f-string or the operators / and + join."""
+    if isinstance(node, (ast.BinOp, ast.JoinedStr)):
+        return list(ast.walk(node))
     return getattr(node, 'args', []) if JOINS.match(named(node)) else []
 
 
@@ -177,19 +196,45 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
     details['extends'] = program.mentions(rb'cpp_extension(\.| import .*)\bload')
     details['saves'] = program.mentions(rb'torch\.save\(')
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
-    texts = {text for text in map(literal, program.nodes)
-             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
     used = uses(program)
+    # of variables, only paths that the program reads: others are its settings
+    read = {text for text in used if used[text] == {'read'}}
+    texts = {text for text in {*map(literal, program.nodes), *read}
+             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
     texts -= {text for text in used if 'ask' in used[text]} | set(details['written'])
     # what else lies in /tmp may be what another run has left
-    look_at_paths(report, [text for text in sorted(texts) if used.get(text) == {'read'} or (
+    look_at_paths(report, [text for text in sorted(texts) if text in read or (
         os.path.isabs(text) or os.path.isfile(text)) and not text.startswith('/tmp/')][:MOST])
 
 
-def look_at_arguments(_: 'Machine', report: 'Report', details: dict) -> None:
-    """The paths among the arguments of the script."""
-    look_at_paths(report, [value for option, value in arguments_of(program_of(details['words'])[2])
-                           if value and '://' not in value and not OUTPUT.match(option)])
+def look_at_arguments(machine: 'Machine', report: 'Report', details: dict) -> None:
+    """The paths among the arguments of the script, those in files of arguments, and what directories of a node have."""
+    paths = [value for option, value in arguments_of(program_of(details['words'])[2])
+             if value and '://' not in value and not OUTPUT.match(option)]
+    inside = [path for name in paths if re.search(r'\.(json|ya?ml)$', name)
+              for key, path in IN_FILE.findall(machine.read(os.path.abspath(name))) if not OUTPUT.match(key)]
+    look_at_paths(report, [*paths, *inside][:MOST])
+    end = time.monotonic() + DEEP
+    for path in paths:
+        if os.path.isdir(path) and machine.mount_of(os.path.realpath(path))[1] not in SHARED:
+            files, size = files_below(path, end)
+            if time.monotonic() < end:
+                report.fact('path %s, three levels deep' % path[:200], '%d files of %d bytes' % (files, size))
+
+
+def files_below(path: str, end: float, levels: int = 3) -> tuple:
+    """The number of files on so many levels of a directory, and their bytes; of some until the time `end`."""
+    count = size = 0
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if time.monotonic() > end:
+                break
+            if entry.is_dir():
+                more = files_below(entry.path, end, levels - 1) if levels > 1 else (0, 0)
+                count, size = count + more[0], size + more[1]
+            else:
+                count, size = count + 1, size + entry.stat(follow_symlinks=False).st_size
+    return count, size
 
 
 def look_at_paths(report: 'Report', paths: list) -> None:

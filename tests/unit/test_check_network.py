@@ -808,12 +808,40 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     words = ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3']
     program.look_at_arguments(Machine({}), report, {'words': words})
     facts = {name: list(values)[0] for name, values in report.facts.items()}
-    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing'}
+    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing',
+                     f'path {tmp_path}, three levels deep': '1 files of 200000 bytes'}
     (tmp_path / 'data').write_bytes(b'x' * 199999 + b'y')
     program.look_at_paths(report, [f'{tmp_path}/data', '/dev/null'])
     assert len(report.facts[f'path {tmp_path}/data']) == 2 and list(report.facts['path /dev/null']) == ['no file']
     program.look_at_paths(report, ['/proc/self/mem'])
     assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
+
+
+@pytest.mark.parametrize('name, text', [
+    ('a.json', '{"data": {"train": "/no/train.pt", "sizes": [1, "/no/more"]}, "output_dir": "/no/out"}'),
+    ('a.yaml', 'train: /no/train.pt\nmore:\n  - "/no/more"\nurl: https://no/where\nlog_dir: /no/out\nratio: 1/4\n'),
+])
+def test_paths_in_files_of_arguments_are_compared(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    report = findings.Report(0)
+    program.look_at_arguments(Machine({}), report, {'words': ['train.py', '--config', str(tmp_path / name)]})
+    assert {fact for fact in report.facts if '/no' in fact} == {'path /no/train.pt', 'path /no/more'}
+
+
+@pytest.mark.parametrize('seconds, kind, says', [(2, 'ext4', 3), (0, 'ext4', 0), (2, 'lustre', 0)])
+def test_what_lies_deep_in_a_directory_is_compared(tmp_path, monkeypatch, seconds, kind, says):
+    monkeypatch.setattr(program, 'DEEP', seconds)
+    monkeypatch.setattr(Machine, 'mount_of', lambda machine, path: ('/', kind))
+    report, words = findings.Report(), ['train.py', str(tmp_path)]
+    for rank, text in enumerate(['whole', 'cut', '']):
+        tree(tmp_path, {'train/n01/a.pt': text, 'train/n01/far/b.pt': 'x' * rank})
+        if not text:
+            (tmp_path / 'train/n01/a.pt').unlink()
+        node = findings.Report(rank)
+        program.look_at_arguments(Machine({}), node, {'words': words})
+        report.merge(node)
+    assert len(report.facts[f'path {tmp_path}']) == 1
+    assert len(report.facts.get(f'path {tmp_path}, three levels deep', ())) == says
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -885,13 +913,16 @@ WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward
     ("torch.load('/tmp/a.pt', device)", ['/tmp/a.pt']), ("open('b/c.txt').read()", ['b/c.txt']), ("open('/tmp/a', 'w')", []),
     ("open('/tmp/a', mode='ab')", []), ("torch.save(x, '/tmp/a.pt')\ntorch.load('/tmp/a.pt')", []),
     ("DATA = '/tmp/a'\nx = torch.load(os.path.join(DATA, 'x.pt'))", ['/tmp/a', 'x.pt']), ("OUT = '/tmp/a'\nsave(Path(OUT))", []),
+    ("x = torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", ['/tmp/data', 'x.pt']), ("open(f\"{os.getenv('DATA')}/a\")", ['/a', '/tmp/data']),
+    ("ROOT = os.environ.get('DATA', '.')\nnp.load(Path(ROOT) / 'a.npy')", ['/tmp/data', 'a.npy']), ("torch.load(os.environ['NO'])", []),
+    ("os.makedirs(os.environ['DATA'])\nos.listdir(os.environ['DATA'])", []), ("torch.load(names['DATA'])", []),
     ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", []),
     ("if not path.isfile('/tmp/a.pt'):\n    sys.exit('no data')\nload('/tmp/a.pt')", ['/tmp/a.pt']),
     ("if Path('/tmp/a.pt').exists():\n    load('/tmp/a.pt')", []),
     ("assert Path('/tmp/a.pt').exists()\nload('/tmp/a.pt')", ['/tmp/a.pt']),
 ])
 def test_what_a_program_only_reads(text, found):
-    assert sorted(path for path, uses in program.uses(parsed(text)).items() if uses == {'read'}) == found
+    assert sorted(path for path, uses in program.uses(parsed(text, env={'DATA': '/tmp/data'})).items() if uses == {'read'}) == found
 
 
 @pytest.mark.parametrize('text, notes', [
@@ -930,6 +961,10 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     program.look_at_program(Machine({}), report, {'words': ['train.py']})
     assert {name: list(values) for name, values in report.facts.items() if name.startswith('path')} == {
         'path /tmp/no/train.pt': ['missing'], 'path no.yaml': ['missing']}
+    (tmp_path / 'train.py').write_text("a = torch.load(os.environ['DATA']), open(os.environ['OUT'], 'w'), os.environ['HOME']")
+    report = findings.Report(0)
+    program.look_at_program(Machine({'DATA': '/tmp/no/a.pt', 'OUT': '/no/b', 'HOME': '/home'}), report, {'words': ['train.py']})
+    assert [name for name in report.facts if name.startswith('path')] == ['path /tmp/no/a.pt']
 
 
 @pytest.mark.parametrize('text, level, says', [
