@@ -225,6 +225,12 @@ class Program:
                         word.partition('=')[0] for word in self.given} & set(options)
         return False
 
+    def forwarded(self, call: 'Any') -> set:
+        """Names that a call gives to a function of the program which calls them."""
+        functions = [one for one in self.stored.get(named(call), ()) if isinstance(one, FUNCTIONS)]
+        return {named(word) for function in functions for word, own in zip(call.args, function.args.args)
+                if any(isinstance(one, ast.Call) and named(one) == own.arg for one in ast.walk(function))}
+
     def makes_dataset(self, node: 'Any') -> bool:
         """Whether a node is in __init__() of a dataset."""
         function = self.function(node)  # type: Any
@@ -334,6 +340,19 @@ def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
             else "all ranks train on the same data"), "use DataLoader(..., sampler=DistributedSampler(dataset))"
 
 
+def streams(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """An iterable dataset of the program's own, of which each rank gets everything."""
+    averaged = {'DDP', 'DistributedDataParallel'} & set(program.calls)
+    splits = program.mentions(rb'(?i:split|shard)|num_replicas|worker_init_fn') or program.mentions(FRAMEWORKS)
+    for node in program.nodes if program.world > 1 and averaged and not splits else ():
+        own = isinstance(node, ast.ClassDef) and any(named(base).endswith('IterableDataset') for base in node.bases)
+        if own and any(getattr(part, 'name', '') == '__iter__' for part in node.body) and node.name in program.calls:
+            made = [word for call in program.calls[node.name] for word in [*call.args, *keywords(call).values()]]
+            if not re.search('(?i)rank|world', ' '.join(map(program.text, [node, *made]))):
+                yield node, False, "the IterableDataset %s does not know the rank: all ranks train on the same data" \
+                    % node.name, "let each rank take its part: islice(rows, get_rank(), None, get_world_size())"
+
+
 def shuffles(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Data in an order that each rank draws for itself, of which each then takes its part."""
     split = 'DistributedSampler' in program.calls or program.mentions(br'\[[\w.()]*rank[\w.()]*::')
@@ -414,12 +433,26 @@ def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
             yield chosen[0][0], False, "only one rank calls %s(): it waits for others" % name, "let all ranks call it"
 
 
+def validation(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """A forward pass of DistributedDataParallel on one rank alone: it exchanges the buffers of BatchNorm."""
+    wrapped = {node.targets[0].id for node in program.nodes if isinstance(node, ast.Assign)
+               and re.search(r'(^|\.)(DDP|DistributedDataParallel)$', named(node.value))
+               and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)}
+    buffers = program.mentions(rb'BatchNorm|resnet') and not program.mentions(rb'broadcast_buffers *= *False')
+    for call in [one for calls in program.calls.values() for one in calls if wrapped and buffers]:
+        alone = any(of_rank(choice, part) for choice, part in program.by_rank(call))
+        if alone and program.world > 1 and (named(call) in wrapped or wrapped & program.forwarded(call)):
+            yield call, False, "only one rank calls the model in DistributedDataParallel, which has BatchNorm: it " \
+                "waits for others", "call model.module there, or let all ranks call it"
+
+
 def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    for rule in (group, ranks, data, shuffles, directories, gradients, environment, devices, together):
+    anywhere = (gradients, streams, together, validation)   # also in a condition, or in a loop
+    for rule in (group, ranks, data, shuffles, directories, environment, devices, *anywhere):
         for node, red, text, remedy in rule(program, bool(gpus)):
-            if text not in said and (rule in (gradients, together) or not program.optional(node)):
+            if text not in said and (rule in anywhere or not program.optional(node)):
                 said.add(text)
                 report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
                     program.where(node), text), remedy)

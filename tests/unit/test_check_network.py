@@ -833,8 +833,8 @@ def test_what_lies_deep_in_a_directory_is_compared(tmp_path, monkeypatch, second
     monkeypatch.setattr(program, 'DEEP', seconds)
     monkeypatch.setattr(Machine, 'mount_of', lambda machine, path: ('/', kind))
     report, words = findings.Report(), ['train.py', str(tmp_path)]
-    for rank, text in enumerate(['whole', 'cut', '']):
-        tree(tmp_path, {'train/n01/a.pt': text, 'train/n01/far/b.pt': 'x' * rank})
+    for rank, text in enumerate(['whole', 'whole', 'cut', '']):
+        tree(tmp_path, {'train/n01/a.pt': text, 'train/n01/far/b.pt': 'x' * 9 * rank})
         if not text:
             (tmp_path / 'train/n01/a.pt').unlink()
         node = findings.Report(rank)
@@ -906,6 +906,8 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
 GROUP = "dist.init_process_group()\n"
 SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
 SPLIT = "DistributedSampler(files)"
+STREAM = "DDP(net)\nclass Stream(IterableDataset):\n    def __iter__(self):\n        return rows\nloader = DataLoader(Stream())\n"
+ALONE = "net = nn.BatchNorm1d(4)\nmodel = DDP(net)\ndef test(net):\n    net(x)\ndef keep(net):\n    net.state_dict()\n"
 WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward()"
 
 
@@ -1077,6 +1079,18 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("os.environ['WORLD_SIZE'] = os.environ['SLURM_JOB_NUM_NODES']", 'yellow', 'sets WORLD_SIZE by nodes'),
     ("os.environ['RANK'] = os.environ['SLURM_NODEID']", 'yellow', 'sets RANK by nodes'),
     ("os.environ['LOCAL_RANK'] = os.environ['SLURM_NODEID']", None, ''),
+    # a stream that all ranks read
+    (STREAM, 'yellow', 'the IterableDataset Stream does not know the rank'), (STREAM.replace('DDP', 'Parallel'), None, ''),
+    (STREAM.replace('rows', 'rows[RANK:]'), None, ''), (STREAM.replace('Stream()', 'Stream(dist.get_rank())'), None, ''),
+    (STREAM.replace('rows', 'part()') + "def part():\n    return rows[rank:]", None, ''), (STREAM.replace('loader', 'shards'), None, ''),
+    (STREAM.replace('__iter__', 'more'), None, ''), (STREAM.replace('(Stream())', '(rows)'), None, ''),
+    # a forward pass on one rank
+    (ALONE + "if rank == 0:\n    test(model)", 'yellow', 'only one rank calls the model in DistributedDataParallel'),
+    (ALONE + "for epoch in epochs:\n    if rank == 0:\n        model(x)", 'yellow', 'only one rank calls the model'),
+    (ALONE + "if rank == 0:\n    test(model.module)\n    model.module(x)\n    save(model)", None, ''),
+    (ALONE + "test(model)\nif rank == 0:\n    keep(model)\nelse:\n    test(model)", None, ''),
+    (ALONE.replace('BatchNorm1d', 'LayerNorm') + "if rank == 0:\n    test(model)", None, ''),
+    (ALONE.replace('net)', 'net, broadcast_buffers=False)') + "if rank == 0:\n    test(model)", None, ''),
     # variables that are not set
     ("def train(args):\n    load(workers=int(os.environ['SLURM_CPUS_PER_TASK']))\ntrain(1)", 'yellow',
      "line 2: reads os.environ['SLURM_CPUS_PER_TASK'], which is not set"),
