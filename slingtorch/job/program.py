@@ -274,6 +274,18 @@ def compare_programs(report: 'Report') -> None:
                        "start in one that all nodes have (srun --chdir)", fewest)
 
 
+def place_of(text: str, words: list) -> str:
+    """The directory, of the working directory and two above the script's, that has the module which an error misses."""
+    missing = re.search(r"No module named '(\w+)", text)
+    with contextlib.suppress(OSError):      # the working directory may be gone
+        above = os.path.dirname(os.path.dirname(os.path.realpath(program_of(words)[1])))
+        for place in (os.getcwd(), above, os.path.dirname(above)) if missing else ():
+            path = os.path.join(place, missing.group(1))
+            if os.path.isdir(path) or os.path.isfile(path + '.py'):
+                return place
+    return ''
+
+
 def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     """Report what imports.Trial found; `details` says whether the program has a DataLoader with workers."""
     if trial.get('shadows'):
@@ -281,10 +293,12 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
                    "that PyTorch needs" % ', '.join(trial['shadows']), "rename it")
     if trial.get('wrong'):
         text, sure = trial['wrong']
-        missing = re.search('No module named|cannot open shared object', text)
-        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text,
-                   "install the missing package where all nodes see it" if missing else
-                   "correct it, or use a release that has it")
+        remedy = "correct it, or use a release that has it"
+        if re.search('No module named|cannot open shared object', text):
+            place = place_of(text, details.get('words', []))
+            remedy = "export PYTHONPATH=%s: it lies there" % place if place else \
+                "install the missing package where all nodes see it"
+        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text, remedy)
     look_at_paths(report, trial.get('files', [])[:MOST])
     if trial.get('late'):
         report.add('yellow', 'script', "the script's imports take long: %s" % trial['late'],

@@ -1357,6 +1357,21 @@ def test_remedy_fits_what_an_import_says(error, remedy):
     assert [said.startswith(remedy) for _, _, _, said, _ in report.sorted()] == [True]
 
 
+@pytest.mark.parametrize('there, name, says', [
+    ('project/src/__init__.py', 'src', True), ('project/tools/src.py', 'src', True), ('here/src.py', 'src', True),
+    ('project/tools/deep/src.py', 'src', False), ('project/src/more.py', 'other', False),
+])
+def test_a_package_that_lies_above_the_script_needs_no_installation(tmp_path, monkeypatch, there, name, says):
+    tree(tmp_path, {'here/a': '', there: '', 'project/tools/scripts/train.py': ''})
+    monkeypatch.chdir(tmp_path / 'here')
+    report = findings.Report(0)
+    details = {'words': ['-u', str(tmp_path / 'project/tools/scripts/train.py')]}
+    program.check_imports(report, {'wrong': [f"line 1: import a: ModuleNotFoundError: No module named '{name}.a'", True]}, details)
+    [(_, _, _, remedy, _)] = report.sorted()
+    place = tmp_path / re.sub('/src.*', '', there)
+    assert remedy == (f'export PYTHONPATH={place}: it lies there' if says else 'install the missing package where all nodes see it')
+
+
 # --- PyTorch's own variables
 
 
