@@ -276,7 +276,7 @@ def compare_programs(report: 'Report') -> None:
 
 def place_of(text: str, words: list) -> str:
     """The directory, of the working directory and two above the script's, that has the module which an error misses."""
-    missing = re.search(r"No module named '(\w+)", text)
+    missing = re.search(r"No module named '(\w+)", text)     # type: Any
     with contextlib.suppress(OSError):      # the working directory may be gone
         above = os.path.dirname(os.path.dirname(os.path.realpath(program_of(words)[1])))
         for place in (os.getcwd(), above, os.path.dirname(above)) if missing else ():
