@@ -414,6 +414,11 @@ def test_an_mpi_is_known_by_its_name(name):
     assert library_kind('/opt/cray/pe/lib64/' + name) == 'MPI'
 
 
+@pytest.mark.parametrize('kind', ['libnccl', 'librccl', 'libfabric', 'libcuda', 'libcudart', 'libamdhip64'])
+def test_a_library_is_known_by_its_name(kind):
+    assert (library_kind(f'/x/{kind}.so.2'), library_kind(f'/{kind}.so/x'), library_kind(f'/{kind}x.so')) == (kind, None, None)
+
+
 @pytest.mark.parametrize('name', [
     'libmpi_gtl_cuda.so', 'libmpi_cxx.so.40', 'libmpi_usempif08.so.40', 'libmpifort.so.12', 'libmpi_java.so.40',
     'libmpi_mpifh-gfortran.so.40', 'libmpi_usempi_ignore_tkr.so.40',

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -361,6 +362,15 @@ def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     assert asked == [rank.seconds if level == 'red' else rank.limit] and rank.limit > rank.seconds
 
 
+@pytest.mark.parametrize('found, says', [
+    ({}, "cannot reach rank 0's node: it has not imported PyTorch in time"), ({'error': 'no'}, "reach rank 0's node: no"),
+    ({'met': True}, 'rank 0 has ended, or its node is gone .gone.')])
+def test_a_node_that_has_met_nobody_asks_nobody(found, says):
+    rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
+    with pytest.raises(gather.PeerLost, match=says):
+        check.deliver(rank, types.SimpleNamespace(ask=raising(gather.PeerLost('gone'))), found)
+
+
 # --- limits
 
 
@@ -387,6 +397,15 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
         found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
+
+
+def test_what_must_be_the_same_on_all_ranks():
+    report = findings.Report(0)
+    for fact in check.SAME:
+        for rank in range(6):
+            report.fact(fact, rank, 1 << rank)
+    check.check_same(report)
+    assert len(report.findings) == len(check.SAME)      # with what they say: tests/expected/check-findings
 
 
 def test_limits_that_differ_between_ranks_are_named():
@@ -430,6 +449,49 @@ def test_the_limits_of_this_shell_are_read():
     done = subprocess.run(['bash', '-c', set_them, sys.executable, '-c', code, str(ROOT)],
                           stdout=subprocess.PIPE, text=True, check=True)
     assert ast.literal_eval(done.stdout) == {'n': 50, 'f': 100 << 10, 't': 77, 'd': 9000000 << 10, 's': 9000 << 10}
+
+
+NODE = {
+    'proc/self/cgroup': '0::/job/task\n5:cpuset,memory:/old\nodd\n', 'proc/meminfo': 'MemAvailable:   2000 kB\n',
+    'proc/self/status': 'Cpus_allowed_list:\t0-1,4\n', 'sys/devices/system/cpu/online': '0-5',
+    'proc/self/mounts': 'a / ext4 rw 0 0\nb /a\\040b lustre rw,x 0 0\nc /a\\040b nfs4 rw 0 0\nd /a tmpfs rw 0 0\nshort\n',
+    'proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n',
+    'dev/nvidia10': '', 'dev/nvidia2': '', 'dev/nvidiactl': '',
+    **{f'sys/class/infiniband/mlx5_{number}/ports/1/{name}': text for number, state in enumerate(('4: ACTIVE', '1: DOWN'))
+       for name, text in {'rate': '200 Gb/sec (4X HDR)', 'state': state}.items()},
+    **{f'sys/class/net/{card}/{name}': text for card, state in (('eth0', 'up'), ('eth1', 'down'))
+       for name, text in {'speed': '25000', 'operstate': state, 'device/x': ''}.items()},
+}
+
+
+def test_what_files_say_of_a_node(tmp_path):
+    machine = Machine({}, tree(tmp_path, NODE))
+    assert machine.cgroups('memory') == [
+        'sys/fs/cgroup/job/task', 'sys/fs/cgroup/job', 'sys/fs/cgroup/', 'sys/fs/cgroup/memory/old', 'sys/fs/cgroup/memory/']
+    assert machine.cgroups('pids') == machine.cgroups('memory')[:3]
+    assert machine.cpus() == ({0, 1, 4}, {0, 1, 2, 3, 4, 5}) and machine.open_gpus() == [2, 10]
+    assert [machine.mount_of(path) for path in ('/a b/c', '/a bc', '/a/x')] == [('/a b', 'nfs4'), ('/', 'ext4'), ('/a', 'tmpfs')]
+    assert machine.nvidia_driver() == '580.65.06' and machine.line_rates() == {'mlx5_0:1': 25.0}
+    shutil.rmtree(tmp_path / 'sys/class/infiniband')
+    assert machine.line_rates() == {'eth0': 3.125} and not machine.slingshot()
+    tree(tmp_path, {'sys/class/cxi/cxi0/device/net/eth0/x': ''})
+    assert machine.line_rates() == {'eth0': 3.125} and machine.slingshot()
+
+
+def test_how_much_memory_and_processor_time_a_job_may_have(tmp_path):
+    machine, files = Machine({}, tree(tmp_path, NODE)), 'sys/fs/cgroup/job/memory.'
+    assert machine.free_memory() == (2000 << 10, None, '')
+    tree(tmp_path, {files + 'max': '3000000', files + 'current': '2500000', files + 'stat': 'file 9\ninactive_file 500000\n'})
+    assert machine.free_memory() == (1000000, 3000000, f'{tmp_path}/{files}max')
+    old = 'sys/fs/cgroup/memory/memory.'
+    tree(tmp_path, {old + 'limit_in_bytes': '800', old + 'usage_in_bytes': '1000', old + 'stat': 'total_inactive_file 100\n'})
+    assert machine.free_memory() == (0, 800, f'{tmp_path}/{old}limit_in_bytes')
+    assert Machine({}, '/nowhere').free_memory() == (None, None, '')
+    assert limits.cores_of_quota(machine) == float('inf')
+    tree(tmp_path, {'sys/fs/cgroup/job/cpu.max': '150000 100000', 'sys/fs/cgroup/cpu.cfs_quota_us': '-1', 'sys/fs/cgroup/cpu.cfs_period_us': '9'})
+    assert limits.cores_of_quota(machine) == 1.5
+    tree(tmp_path, {'sys/fs/cgroup/cpu.cfs_quota_us': '45', 'sys/fs/cgroup/cpu.cfs_period_us': '90'})
+    assert limits.cores_of_quota(machine) == 0.5
 
 
 def tree(directory, files):
@@ -977,6 +1039,10 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("os.environ['LOCAL_RANK'] = os.environ['SLURM_NODEID']", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
+    alone = findings.Report(0)
+    rules.check(alone, parsed(text, [], {'WORLD_SIZE': '1'}), ['gpu'])
+    assert all(re.search("world_size|init_method|fixed host", finding.text) or 'sets' in finding.text
+               for finding in alone.findings)
     report = findings.Report(0)
     env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), None)
@@ -1137,7 +1203,8 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
 
 
 @pytest.mark.parametrize('code, says', [
-    ("torch.save([1], 'cache.pt')", 'torch.save cache.pt'), ("torch.save([1], io.BytesIO())", None),
+    ("torch.save([1], 'cache.pt')", 'torch.save cache.pt'), ("assert torch.save([1], io.BytesIO()) == 7", None),
+    ("torch.save([1], f='cache.pt')", 'torch.save cache.pt'),
     ("try:\n    torch.distributed.init_process_group('nccl')\nexcept Exception:\n    raise SystemExit(1)",
      'torch.init_process_group'),
 ])
@@ -1145,7 +1212,7 @@ def test_what_pytorch_does_in_cpp_is_seen(tmp_path, code, says):
     tree(tmp_path, {'train.py': 'import shapes\n', 'shapes.py': 'import io, os, torch\n' + code,
                     # creat(2) stands for C++
                     'site-packages/torch/__init__.py': 'import ctypes\ndef save(what, f):\n'
-                                                       '    ctypes.CDLL(None).creat(str(f).encode(), 0o600)\n',
+                                                       '    ctypes.CDLL(None).creat(str(f).encode(), 0o600)\n    return 7\n',
                     'site-packages/torch/distributed.py': 'def init_process_group(backend):\n    1 / 0\n'})
     found = trial(tmp_path / 'train.py', preload='torch.distributed', PYTHONPATH=tmp_path / 'site-packages')
     assert 'wrong' not in found and (f'import shapes ({says}' in found['untested'] if says else 'untested' not in found)
