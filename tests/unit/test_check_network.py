@@ -389,6 +389,9 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1000, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
     ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
+    ('f', (16 << 20) - 1, 'red'), ('f', 16 << 20, 'yellow'), ('f', (1 << 30) - 1, 'yellow'), ('f', 1 << 30, None),
+    ('t', 59, 'red'), ('t', 60, 'yellow'), ('s', (1 << 20) - 1, 'yellow'), ('s', 1 << 20, None), ('v', (16 << 30) - 1, 'yellow'),
+    ('v', 16 << 30, None), ('v', (4 << 30) - 1, 'red'), ('n', 18, 'red'), ('n', 19, 'yellow'), ('n', 1023, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     found = limited({3: {'limits': {option: limit}}}, TOOK)
@@ -902,10 +905,12 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says
 def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'net.yaml').write_text('')
-    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml'")
+    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml', '/proc/self', "
+                                       f"'{'/x' * 100}', '{'/y' * 100}.', '/'")
     report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
     program.look_at_program(Machine({}), report, details)
-    assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
+    assert sorted(fact for fact in report.facts if fact.startswith('path')) == [
+        'path /no/train.pt', 'path ' + '/x' * 100, 'path net.yaml']
     assert details['written'] == {'/no': ('--out', False)}
 
 
@@ -1153,6 +1158,7 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
 
 def test_options_and_places_decide_what_is_imported(tmp_path):
     tree(tmp_path, {'train.py': 'import shapes\n', 'shapes.py': '', 'other/train.py': 'import nothing\n', 'other/random.py': '',
+                    'other/json/data.txt': '', 'other/re/__init__.py': '', 'other/new.py': '',
                     'src/mine/__init__.py': '', 'src/mine/train.py': 'import nothing\n'})
     assert 'wrong' not in trial(tmp_path / 'train.py')
     # Python does not search the script's directory
@@ -1160,7 +1166,7 @@ def test_options_and_places_decide_what_is_imported(tmp_path):
         tmp_path / 'train.py', PYTHONSAFEPATH='1')['wrong'][0]
     # a module beside the script that PyTorch needs: the rest says nothing
     found = trial(tmp_path / 'other/train.py')
-    assert found['shadows'] == ['random.py'] and 'wrong' not in found
+    assert found['shadows'] == ['random.py', 're'] and 'wrong' not in found
     found = trial('-m', 'mine.train', tmp_path / 'an argument', PYTHONPATH=tmp_path / 'src')
     assert "'nothing'" in found['wrong'][0]
 
