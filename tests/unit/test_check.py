@@ -488,9 +488,10 @@ def test_nccl_has_to_be_told_the_interfaces_of_slingshot(tmp_path, several, env,
     assert ['NCCL may use the management network' in finding.text for finding in report.having('yellow')] == [True] * yellow
 
 
-@pytest.mark.parametrize('names, level, says', [('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists')])
+@pytest.mark.parametrize('names, level, says', [
+    ('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists'), ('eth2,eth1', 'yellow', 'eth1, eth2 is down')])
 def test_an_interface_that_is_down(job, names, level, says):
-    job.files['sys/class/net/eth1/operstate'] = 'down'
+    job.files.update({'sys/class/net/eth1/operstate': 'down', 'sys/class/net/eth2/operstate': 'down'})
     report = findings.Report(0)
     look.look_at_interfaces(Machine({'NCCL_SOCKET_IFNAME': names}, job.root(0)), report, False)
     assert [(finding.level, says in finding.text) for finding in report.findings] == [(level, True)]
@@ -1158,6 +1159,19 @@ def test_no_text_is_endless():
     assert [len(value) for value in report.facts['long']] == [2000]
     report.facts['huge'] = {str(number) * 2000: 1 for number in range(99)}
     assert list(report.dump()['facts']) == ['long']     # a message has an end, too
+
+
+def test_a_node_without_gpus_says_what_asks_for_some():
+    for number, env in enumerate([{}, {'CUDA_VISIBLE_DEVICES': '0', 'HIP_VISIBLE_DEVICES': '1'}]):
+        report = findings.Report(0)
+        look.look_at_gpus(Machine(env, '/nowhere'), report, {})
+        assert [finding.text for finding in report.findings] == ['no GPU on the node' + number * (
+            ', although CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES is set')]
+
+
+def test_ranks_are_listed_up_to_eight_groups():
+    assert findings.ranks_text(range(0, 16, 2)) == 'ranks 0,2,4,6,8,10,12,14' and findings.ranks_text([3]) == 'rank 3'
+    assert findings.ranks_text(range(0, 18, 2)) == 'ranks 0,2,4,6,8,10,12,14,... (9 ranks)'
 
 
 def test_text_of_others_cannot_steer_the_terminal():

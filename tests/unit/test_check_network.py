@@ -878,6 +878,8 @@ def test_where_a_program_writes(words, text, path):
     ("os.makedirs(args.out, exist_ok=True)", True), ("(Path(args.out) / 'a').mkdir()", True), ("os.makedirs(args.data)", False),
 ])
 def test_an_output_that_must_be_a_directory(text, made):
+    dashed = parsed(text.replace('args.out', 'args.out_dir'), ['--model.out-dir', '/x/y'])
+    assert program.outputs(dashed) == {'/x/y': ('--model.out-dir', made)}
     assert program.outputs(parsed(text, ['--out', '/x/y'])) == {'/x/y': ('--out', made)}
 
 
