@@ -227,6 +227,7 @@ EIGHT = list(range(8))
 
 
 def test_a_sound_job_of_eight_ranks_on_two_nodes_has_no_red_line(job):
+    job.words = ['-m', 'timeit']
     statuses, text, found = job.run()
     assert statuses == dict.fromkeys(EIGHT, 0)
     assert (found['format'], found['ranks'], found['title']) == (1, EIGHT, text.splitlines()[0])
@@ -972,6 +973,14 @@ def probed(answer, env=(), files=(), tmp_path=None):
 def test_gpu_support_without_its_library():
     found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12', '/lib64/libcxi.so.1']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
     assert found[0][:2] == ('yellow', 'libraries') and 'libmpi_gtl' in found[0][2]
+    found = probed({'maps': ['/x/cray/libmpi_gnu_123.so.12', '/x/libmpi_gtl_cuda.so']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
+    assert [entry[0] for entry in found if entry[1] == 'libraries'] == ['good']
+
+
+def test_three_ranks_on_two_gpus():
+    report = findings.Report(0)
+    node.check_gpus(report, [{'rank': rank, 'gpus': ['a', 'b'], 'near': {}, 'cpus': [0]} for rank in range(3)], [], {})
+    assert [(finding.text, mask) for finding, mask in report.findings.items()] == [('3 ranks of the node share 2 GPUs', 7)]
 
 
 def test_a_network_that_is_slow_is_said_with_the_result():
