@@ -24,8 +24,6 @@ def read(path: str) -> dict:
         if not all(line.isprintable() for line in show(record)):
             raise ValueError("it has control characters")
         return record
-    except OSError as err:
-        raise BenchError("%s cannot be read: %s" % (path, err.strerror))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as err:
         raise BenchError("%s is not a result of bench (%s: %s): give the file that '--bench --json FILE' of this "
                          "slingtorch wrote" % (path, type(err).__name__, ascii(str(err))[1:-1]))
@@ -44,7 +42,7 @@ def index(record: dict) -> dict:
 
 def judge(record: dict, site: Any) -> tuple:
     """Compare with the site's reference figures: (lines, whether all is good, or None if nothing could be compared)."""
-    rows, lines, well = index(record), [], None
+    rows, lines, verdicts = index(record), [], []  # type: dict, list, list
     shape = record['nodes'], record['ranks_per_node']
     for reference in site.references:
         what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,
@@ -57,10 +55,11 @@ def judge(record: dict, site: Any) -> tuple:
         else:
             wanted, found = float(reference.bus_bandwidth), row['bus_bandwidth']
             good = found >= wanted * (1 - float(reference.tolerance)) and not row['wrong']
-            well = good and well is not False
+            verdicts.append(good)
             lines.append("%s: %s: %.4g GB/s, %.2f of the reference %.4g (tolerance %s; %s)" % (
                 'good' if good else 'WRONG VALUES' if row['wrong'] else 'TOO SLOW', what, found, found / wanted, wanted,
                 reference.tolerance, reference.source))
+    well = all(verdicts) if verdicts else None
     if well is False:
         lines.append("look for the reason: the network in the lines above (with TCP or Socket, the plugin was not "
                      "used), the variables NCCL_* and FI_* (slingtorch sites %s), other jobs on the same nodes"
