@@ -88,9 +88,6 @@ def write_new(path: str, text: str) -> None:
     except FileExistsError:
         raise RuntimeError("%s already exists and is not overwritten: remove it, or name another file: slingtorch "
                            "report --output FILE" % path)
-    except FileNotFoundError:
-        os.getcwd()     # raises a clearer error if the working directory is gone
-        raise
     try:
         with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
             stream.write(text)

@@ -69,6 +69,7 @@ def test_expected_values_are_those_of_the_operation(operation, received):
     """Of the last of three ranks, which send 1, 2 and 3."""
     found = operations(3, 2)[operation]
     assert found.expected == received and (found.receives or found.sends) % len(received) == 0
+    assert operations(130, 2)['all_gather'].expected == [*range(1, 128), 1, 2, 3]
 
 
 @pytest.mark.parametrize('words', [['--seconds', 'nan'], ['--seconds', '-1'], ['--factor', '1'], ['--min', '2'],
@@ -159,8 +160,8 @@ def test_line_rate_of_ethernet_and_of_none(root):
 class Tensor:
     """As much of a tensor as bench uses, with 16 values at most."""
 
-    def __init__(self, count, **kind):
-        self.values = [0] * min(count, 16)
+    def __init__(self, count):
+        self.values = [3] * min(count, 16)
 
     def fill_(self, value):
         self.values = [value] * len(self.values)
@@ -183,7 +184,7 @@ class Torch:
     """PyTorch for rank 0 of two, whose partner's values come at once; one of those of all_to_all is wrong."""
 
     __version__ = '2.13.0+cu132'
-    float32, empty = 'float32', Tensor
+    float32 = 'float32'
 
     def __init__(self, gpus, size=2):
         self.said, self.size = [], size
@@ -199,6 +200,10 @@ class Torch:
     def call(self, *words):
         self.said.append(words)
 
+    def empty(self, count, **kind):
+        self.call('empty', count, kind)
+        return Tensor(count)
+
     def init_process_group(self, backend, timeout):
         self.call('init_process_group', backend, str(timeout), sorted(name for name in os.environ if 'NCCL' in name))
         if 'NCCL_DEBUG_FILE' in os.environ:
@@ -206,7 +211,9 @@ class Torch:
                 log.write('INFO Using network AWS Libfabric\nNET/OFI Selected provider is cxi, fabric is cxi\n')
 
     def all_gather_object(self, things, thing):
-        things[:] = [thing] + [(1, 'rank 1 on n1') if isinstance(thing, tuple) and thing[0] else thing] * (self.size - 1)
+        self.call('all_gather_object')
+        other = (1, 'rank 1 on n1') if isinstance(thing, tuple) and thing[0] else 'Socket' if thing and 'AWS' in str(thing) else thing
+        things[:] = [thing] + [other] * (self.size - 1)
 
     def all_reduce(self, data):
         self.call('all_reduce')
@@ -216,7 +223,7 @@ class Torch:
         raise RuntimeError('NCCL does not support this\nat all')
 
     def reduce_scatter_tensor(self, received, sent):
-        received.fill_(3)
+        '''Does nothing, as it must not.'''
 
     def broadcast(self, data, root):
         self.call('broadcast', root)
@@ -247,7 +254,7 @@ def measure(monkeypatch, capsys):
                 strftime=lambda form: form, perf_counter=lambda: next(ticks) / 1024))
             planted.setattr(measuring, 'Machine', lambda: types.SimpleNamespace(
                 node='n0', environ=environ, line_rates=lambda: {'hsn0': 25.0}))
-            planted.setattr(os, '_exit', sys.exit)
+            planted.setattr(os, '_exit', lambda status: sys.exit(f'_exit {status}'))
             planted.setattr(os, 'environ', environ)
             try:
                 status = measuring.main(list(words))
@@ -266,7 +273,7 @@ def test_what_a_job_measures(measure, tmp_path):
     said = ['%d x %s' % (count, words) for words, count in collections.Counter(map(str, torch.said)).items()]
     record = json.loads((tmp_path / 'x').read_text())
     rows = list(map(json.dumps, record.pop('results')))
-    expected('\n'.join([out, json.dumps(record, indent=1), *rows, *said]) + '\n', 'bench/job')
+    expected('\n'.join([out, json.dumps(record), *rows, *said]) + '\n', 'bench/job')
     assert (status, err) == (1, '')
 
 
@@ -279,16 +286,17 @@ def test_usual_sizes_and_numbers_of_repetitions(measure, tmp_path, gpus, words, 
     assert torch.said.count(('all_reduce',)) == sizes * (1 + 3 + times + 1)
     assert ('set_device', 0) in torch.said or not gpus
     assert record['notes'] == ['gloo, on CPUs: PyTorch 2.13.0+cu132 sees no GPU, or has no NCCL'] * (not gpus)
-    assert record['networks'] == ({'nccl': 'AWS Libfabric, provider cxi'} if gpus else {'gloo': 'TCP'})
+    assert record['networks'] == ({'nccl': 'AWS Libfabric, provider cxi / Socket'} if gpus else {'gloo': 'TCP'})
 
 
 def test_a_rank_alone_and_a_backend_that_is_named(measure):
     words = ['--backend', 'gloo', '--operations', 'send_receive', 'all_reduce', '--max', '32K', '--seconds', '0']
-    torch = Torch(0, size=1)
+    torch = Torch(1, size=1)
     torch.all_reduce = lambda data: torch.call('all_reduce')
     status, out, _ = measure(torch, *words, **{**TWO, 'WORLD_SIZE': '1'})
     assert status == 0 and torch.said.count(('all_reduce',)) == 1 + 3 + 3 + 1
     assert [line for line in out.splitlines() if 'note' in line] == ['note: send_receive: a single rank has no partner']
+    assert '\n  network of gloo: TCP\n' in out and ('set_device', 1) not in torch.said
 
 
 @pytest.mark.parametrize('torch, environ, says', [
@@ -301,7 +309,7 @@ def test_a_rank_alone_and_a_backend_that_is_named(measure):
 ])
 def test_what_ends_a_measurement(measure, torch, environ, says):
     status, out, err = measure(torch, **environ)
-    assert (status, out, err) == (1, '', f'slingtorch bench: {says}\n')
+    assert (status, out, err) == ('_exit 1', '', f'slingtorch bench: {says}\n')
 
 
 def test_an_error_of_an_operation_that_is_supported_ends_it(measure):
@@ -310,8 +318,14 @@ def test_an_error_of_an_operation_that_is_supported_ends_it(measure):
     assert 'RuntimeError: Connection reset by peer. If a rank' in measure(torch, **TWO)[2]
 
 
+def test_a_file_that_cannot_be_written_ends_it_at_once(measure):
+    torch = Torch(0)
+    assert "No such file or directory: '/nowhere/x." in measure(torch, '--json', '/nowhere/x', **TWO)[2]
+    assert ('all_reduce',) not in torch.said
+
+
 def test_options_are_explained(capsys, monkeypatch):
-    monkeypatch.setenv('COLUMNS', '100')
+    monkeypatch.setenv('COLUMNS', '500')
     for main in (measuring.main, vet.main, lambda words: cli.main(['bench', *words]), lambda words: cli.main(['report', *words])):
         with pytest.raises(SystemExit):
             main(['--help'])
@@ -529,12 +543,12 @@ def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypa
 def test_results_replace_no_other_file(program, tmp_path, capsys):
     """--json with the name of the training program, or of somebody's data."""
     main = importlib.import_module('slingtorch.job.' + program).main
-    for text in ('import torch\n', '{"mine": 1}'):
-        (tmp_path / 'file').write_text(text)
+    for text in (b'import torch\n', b'{"mine": 1}', b'\xff'):
+        (tmp_path / 'file').write_bytes(text)
         with pytest.raises(SystemExit) as stopped:
             main(['--json', str(tmp_path / 'file')])
         assert stopped.value.code == 2 and 'this one is not overwritten' in capsys.readouterr().err
-        assert (tmp_path / 'file').read_text() == text
+        assert (tmp_path / 'file').read_bytes() == text
 
 
 def test_results_replace_results(tmp_path):
@@ -547,6 +561,15 @@ def test_results_replace_results(tmp_path):
         else:
             open(path, 'w').close()
         assert records.file_to_write(path) == path
+
+
+def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
+    (tmp_path / 'link').symlink_to('file')
+    seen = []
+    monkeypatch.setattr(records.os, 'fsync', lambda number: seen.append((os.fstat(number).st_size, set(os.listdir(tmp_path)))))
+    records.write({}, f'{tmp_path}/link')
+    assert seen == [(3, {'link', f'file.part-{os.getpid()}'})]
+    assert (tmp_path / 'file').read_text() == '{}\n' and (tmp_path / 'link').is_symlink()
 
 
 def test_results_go_to_a_pipe_as_it_is_and_to_no_file_that_cannot_be_read(tmp_path, monkeypatch):
