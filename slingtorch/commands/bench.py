@@ -74,12 +74,11 @@ def judge(record: dict, site: Any) -> tuple:
 def draw(record: dict, path: str) -> None:
     """Plot bus bandwidth by size to a file: a line for each backend and operation."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise BenchError("--plot needs matplotlib: %s -m pip install matplotlib" % sys.executable)
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    picture, axes = pyplot.subplots(figsize=(9, 6))
+    picture = Figure(figsize=(9, 6))
+    axes = picture.subplots()
     for kind, operation in dict.fromkeys((row['kind'], row['operation']) for row in record['results']):
         axes.plot(*zip(*((row['size'], row['bus_bandwidth']) for row in record['results']
                          if (row['kind'], row['operation']) == (kind, operation))), marker='o',

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import argparse
+import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import types
@@ -13,6 +15,7 @@ import pytest
 from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT, raising
+from testbed.expected import expected
 
 
 def said(**more):
@@ -74,16 +77,20 @@ def test_what_starts_nowhere_is_wrong_everywhere():
         dict.fromkeys(range(6), 'fails: the backend does not start: ImportError: libmkl.so'), {})
 
 
-@pytest.mark.parametrize('figure, gpus, rate, references, says', [
-    (90, 1, 100, {}, ''), (49, 1, 100, {}, '2 of 2 nodes: lowest 49.00 GB/s, less than 0.5 of the line rate'),
-    (3, 0, 100, {}, ''), (0.4, 0, 100, {}, '2 of 2 nodes'), (0.1, 0, 0, {}, ''),
-    (80, 1, 100, {'nccl': 85}, '2 of 2 nodes: lowest 80.00 GB/s, less than the site\'s reference (85 GB/s)'),
-    (86, 1, 100, {'nccl': 85}, ''), (80, 1, 100, {'gloo': 85}, ''),
+@pytest.mark.parametrize('figure, gpus, rates, references, says', [
+    (90, 1, [100], {}, ''), (3, 0, [100], {}, ''), (0.1, 0, [0], {}, ''), (86, 1, [100], {'nccl': 85}, ''), (80, 1, [100], {'gloo': 85}, ''),
+    (49, 1, [100], {}, '1 of 2 nodes: lowest 49.00 GB/s, less than 0.5 of the line rate of its network cards (50 GB/s)'),
+    (0.4, 0, [25], {}, '1 of 2 nodes: lowest 0.40 GB/s, less than 0.02 of the line rate of its network cards (0.5 GB/s)'),
+    (80, 1, [100], {'nccl': 85}, "2 of 2 nodes: lowest 80.00 GB/s, less than the site's reference (85 GB/s)"),
+    (20, 1, [25] * 4, {}, ''), (20, 8, [25, 25], {},
+     '2 of 2 nodes: lowest 20.00 GB/s, less than 0.5 of the line rate of its network cards (25 GB/s)'),
 ])
-def test_line_rate_and_reference(figure, gpus, rate, references, says):
-    there = nodes(2, **{'n%d' % number: {'gpus': gpus, 'rates': {'hsn0': rate}} for number in (0, 1)})
-    _, low = vet.table_of(there, vet.uses(there[0]), {0: [figure], 1: [figure]}, references)
-    assert low.startswith(says) and bool(low) == bool(says)
+def test_line_rate_and_reference(figure, gpus, rates, references, says):
+    """A GPU uses at most one card, and all of them no more than there are."""
+    there = nodes(2, **{'n%d' % number: {'gpus': gpus, 'rates': {'hsn%d' % card: rate for card, rate in enumerate(rates)}}
+                        for number in (0, 1)})
+    _, low = vet.table_of(there, vet.uses(there[0]), {0: [figure], 1: [figure + 1]}, references)
+    assert low == says
 
 
 # --- the rounds
@@ -93,34 +100,36 @@ class Planted:
     """PyTorch's store as far as rank 0 asks for it; what the nodes say first, and their reports, are planted."""
 
     def __init__(self, come, report):
-        self.come, self.report, self.kept = come, report, {}
+        self.come, self.report, self.asked = come, report, []
 
-    def others(self, ranks, world, end):
-        assert ranks >= len(self.come)
+    def others(self, *args):
+        self.asked.append(('others', *args))
         return {number: said if messages.has_form(said, meet.COMES) else None for number, said in enumerate(self.come, 1)}
 
-    def put(self, key, thing):
-        self.kept[key] = thing
+    def put(self, *args):
+        self.asked.append(('put', *args))
 
     def reports(self, numbers, end):
+        self.asked.append(('reports', numbers, end))
         found = {number: self.report(number) for number in numbers if self.report(number) != 'none'}
         return {number: report if messages.has_form(report, {}) else None for number, report in found.items()}
 
-    def word(self, word, count):
-        self.kept['word'] = word
+    def word(self, *args):
+        self.asked.append(('word', *args))
 
 
 @pytest.fixture
 def conduct(tmp_path, capsys, monkeypatch):
-    """What rank 0 of this many nodes prints and writes, and the store, where the nodes say this."""
-    def run(come, report, size=None, references=None, rounds=8):
+    """What rank 0 of this many nodes prints, writes and asks the store, at the time 100, where the nodes say this."""
+    def run(come, report, size=None, reference=(), rounds=8, hosts=''):
         store = Planted(come, report)
+        monkeypatch.setattr(vet, 'time', types.SimpleNamespace(monotonic=lambda: 100))
         monkeypatch.setattr(meet, 'Store', lambda *args: store)
-        monkeypatch.setattr(vet, 'Child', lambda function: type('Planted', (), {'end': lambda self: None})())
-        store.status = vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size or len(come))}, str(tmp_path)), argparse.Namespace(
-            rounds=rounds, write=f'{tmp_path}/vet', json=None, reference=list((references or {}).items())))
-        lists = [(tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon')]
-        return capsys.readouterr().out, *lists, store
+        monkeypatch.setattr(vet, 'Child', lambda function: types.SimpleNamespace(end=lambda: None))
+        status = vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size or len(come)), 'SLURM_STEP_NODELIST': hosts}, str(tmp_path)),
+                         argparse.Namespace(rounds=rounds, write=f'{tmp_path}/vet', json=f'{tmp_path}/json', reference=reference))
+        lists = ['%s: %s' % (name, (tmp_path / f'vet.{name}').read_text().split()) for name in ('vetted', 'cordon')]
+        return '\n'.join([capsys.readouterr().out, *map(str, store.asked), *lists, 'status: %d' % status, ''])
     return run
 
 
@@ -128,36 +137,48 @@ def report(figure):
     return lambda number: {'best': [figure]}
 
 
-def test_all_nodes_that_start_take_part(conduct):
-    come = [said(node='n%d' % number, rank=number + 1) for number in range(5)]
-    come[3].update(error='no hsn0')
-    out, vetted, cordon, store = conduct(come, report(5.0))
-    assert store.kept == {'go': {'ring': [1, 2, 3, 5], 'rounds': 3}, 'word': '1'} and store.status == 1
-    assert (vetted, cordon) == (['n0', 'n1', 'n2', 'n4'], ['n3'])
-    assert out.startswith('slingtorch vet: nodes: 5, rounds: 3, ')
-    assert 'Cordon: n3    fails: gloo does not start: no hsn0\n' in out
+def come(count, **more):
+    return [said(node='n%d' % number, rank=number + 1, **more) for number in range(count)]
+
+
+def test_what_rank_0_says_and_asks(conduct, tmp_path):
+    """All nodes that start take part; one has no partner; two nodes are compared with absolute figures."""
+    there = come(6)
+    there[2].update(rates={'hsn0': 25.0})
+    there[3].update(error='no hsn0')
+    there[4].update(gpus=4)
+    text = conduct(there, lambda number: {'best': [5.0 if number != 6 else 1]}, size=8, reference=[('gloo', 2.5)], hosts='n[0-6]')
+    text += json.dumps(json.loads((tmp_path / 'json').read_text())) + '\n\n'
+    text += conduct(come(3), lambda number: {'best': [5.0] if number != 3 else []}, rounds=1)
+    cards = {'hsn%d' % number: 25.0 for number in range(4)}
+    text += conduct(come(2, gpus=1, rates=cards), lambda number: {
+        'best': [20.0], 'network': 'AWS Libfabric', 'provider': 'cxi' if number == 2 else ''}, size=3)
+    for figure, rates, reference in ((40, {'a': 25.0}, ()), (0.4, {'a': 25.0}, ()), (40, {}, ()), (40, {}, [('gloo', 80)])):
+        text += conduct(come(2, rates=rates), report(float(figure)), reference=reference)
+    text += conduct(come(1), report(5.0))
+    expected(text, 'vet')
 
 
 @pytest.mark.parametrize('says', [
     'none', None, 7, [], {'best': 'fast'}, {'best': [True]}, {'best': [1.0, 1.0]}, {'best': {}}, {}])
 def test_a_report_in_another_way_is_none(conduct, says):
-    out, vetted, cordon, _ = conduct([said(node='n%d' % number) for number in range(4)],
-                                     lambda number: says if number == 3 else {'best': [5.0]})
-    assert (vetted, cordon) == (['n0', 'n1', 'n3'], ['n2']) and 'Cordon: n2    fails: it did not answer\n' in out
+    text = conduct(come(4), lambda number: says if number == 3 else {'best': [5.0]})
+    assert 'Cordon: n2    fails: it did not answer\n' in text and "vetted: ['n0', 'n1', 'n3']\ncordon: ['n2']" in text
 
 
-def test_a_node_without_a_partner_is_untested(conduct):
-    """In the only round of three nodes."""
-    out, vetted, cordon, store = conduct([said(node='n%d' % number) for number in range(3)],
-                                         lambda number: {'best': [5.0] if number != 3 else []}, rounds=1)
-    assert 'Untested: n2    no pair was measured\n' in out and len(vetted) == 3 and store.status == 0
+@pytest.mark.parametrize('wrong', [None, {**said(), 'gpus': '2'}, {**said(), 'rates': {'hsn0': 'fast'}}, {'rank': 2}])
+def test_a_node_that_comes_in_another_way_did_not_come(conduct, wrong):
+    text = conduct([*come(2), wrong, *come(1)], report(5.0))
+    assert "'ring': [1, 2, 4]" in text and "vetted: ['n0', 'n0', 'n1']\ncordon: []" in text
+    assert 'Cordon: (a node of unknown name)    fails: it did not answer\n' in text and text.endswith('status: 1\n')
 
 
-@pytest.mark.parametrize('come', [None, {**said(), 'gpus': '2'}, {**said(), 'rates': {'hsn0': 'fast'}}, {'rank': 2}])
-def test_a_node_that_comes_in_another_way_did_not_come(conduct, come):
-    out, vetted, cordon, store = conduct([said(node='n0'), said(node='n1'), come, said(node='n3')], report(5.0))
-    assert store.kept['go']['ring'] == [1, 2, 4] and vetted == ['n0', 'n1', 'n3'] and cordon == []
-    assert 'Cordon: (a node of unknown name)    fails: it did not answer\n' in out and store.status == 1
+def test_a_node_writes_no_lines_of_its_own(conduct):
+    there = come(3)
+    there[2].update(error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
+    text = conduct(there, lambda number: {'best': [5.0], 'network': 'a\nVetted: n4\x1b'})
+    assert '\x1b' not in text and len([line for line in text.splitlines() if line.startswith('Vetted: ')]) == 2
+    assert "vetted: ['n0', 'n1']\ncordon: []" in text
 
 
 # --- the process
@@ -211,6 +232,121 @@ def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, says):
         pairs.take_part(types.SimpleNamespace(send=lambda said: None))
 
 
+@pytest.mark.parametrize('answers, result', [
+    ([{'longest': 7}, {'word': '0'}], 0), ([{'longest': 7}, {'word': '1'}], 1),
+    ([{'error': 'it\nfails'}], 'it\nfails'), ([{'longest': 7}, None], 'it ended with status 9: a bug'),
+])
+def test_what_another_node_says_in_the_end(monkeypatch, answers, result):
+    ends, given = [], iter(answers)
+    child = types.SimpleNamespace(hear=lambda end: ends.append(end) or next(given), ended=lambda: True,
+                                  end=lambda: ends.append('end') or '9: a bug')
+    monkeypatch.setattr(vet, 'Child', lambda function: child)
+    monkeypatch.setattr(vet, 'time', types.SimpleNamespace(monotonic=lambda: 100))
+    machine = Machine({**ALONE, 'RANK': '1', 'WORLD_SIZE': '2', 'SLINGTORCH_CHECK_SECONDS': '20'})
+    if isinstance(result, int):
+        assert vet.run(machine, None) == result
+    else:
+        with pytest.raises(gather.PeerLost) as lost:
+            vet.run(machine, None)
+        assert str(lost.value) == result
+    assert ends[:len(answers)] == [160, 117][:len(answers)] and ends[-1] == 'end'
+
+
+def test_an_ignored_sigchld_changes_nothing(monkeypatch):
+    monkeypatch.setattr(gather, 'guarded', lambda name, machine, function: (name, signal.getsignal(signal.SIGCHLD)))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert vet.main([]) == ('vet', signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+class Recorder:
+    """PyTorch, or a part of it, that notes what is called; equal to what it is called by."""
+
+    def __init__(self, said, name=''):
+        self.said, self.name = said, name
+
+    def __getattr__(self, name):
+        return Recorder(self.said, name)
+
+    def __call__(self, *words):
+        self.said.append(f'{self.name}({", ".join(map(str, words))})')
+        return Recorder(self.said, self.said[-1].partition('(')[0])
+
+    def __getitem__(self, part):
+        return f'{part.stop} bytes'
+
+    def __str__(self):
+        return self.name
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize('gpu, says', [
+    (None, ['device(cpu)', 'HashStore()', 'ProcessGroupGloo(HashStore, 0, 1, 0:00:10)', "allreduce(['4 bytes'])", 'wait()']),
+    (3, ['device(cuda, 3)', 'HashStore()', 'ProcessGroupNCCL(HashStore, 0, 1, 1:00:00)', "allreduce(['4 bytes'])", 'wait()',
+         'synchronize(device)'])])
+def test_what_is_tried_on_a_node_alone(monkeypatch, gpu, says):
+    said = []
+    torch = Recorder(said)
+    torch.zeros = lambda count, dtype, device: said.append(f'{count} {dtype} on {device}') or torch
+    monkeypatch.setitem(sys.modules, 'torch', torch)
+    monkeypatch.setitem(sys.modules, 'torch.distributed', torch)
+    one = pairs.Exchange(gpu)
+    assert said == [says[0], '33554432 uint8 on device', *says[1:]]
+    assert (one.best, one.why, len(one.kept)) == (0.0, 'no answer within 10 s', 1)
+
+
+@pytest.mark.parametrize('gpu, ends, sends', [(None, 0, ['32 MiB', '8 MiB']), (0, 3, ['32 MiB', '8 MiB']), (0, 99, None)])
+def test_a_volley(monkeypatch, gpu, ends, sends):
+    """Of messages of 32 MiB at most; that of a GPU is over when the GPU says so, or there is an answer too late."""
+    clock, sent, waited = [0], [], []
+    monkeypatch.setattr(pairs, 'time', types.SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda more: clock.append(clock.pop() + 1)))
+    one = pairs.Exchange.__new__(pairs.Exchange)
+    one.gpu, one.buffer = gpu, range(pairs.MESSAGE)
+    work = types.SimpleNamespace(is_completed=lambda: clock[0] >= ends, wait=lambda: waited.append(1))
+    transfer = lambda data, other, tag: sent.append((f'{len(data[0]) >> 20} MiB', other, tag)) or work
+    if sends:
+        assert one.volley(transfer, 1, 40 << 20, 10) == ends and len(waited) == 2
+        assert sent == [(size, 1, 0) for size in sends]
+    else:
+        with pytest.raises(RuntimeError, match='^no answer$'):
+            one.volley(transfer, 1, 4, 10)
+        assert clock == [11]
+
+
+def test_what_a_node_does_in_its_rounds(monkeypatch):
+    """Node 2 of three, whose GPUs measure with nodes 1 and 3, and in whose second round another node hangs."""
+    said, torch = [], types.SimpleNamespace(distributed=types.SimpleNamespace(is_nccl_available=lambda: True),
+                                            cuda=types.SimpleNamespace(device_count=lambda: 2))
+
+    class Gpu:
+        def __init__(self, number):
+            self.number, self.best, self.why = number, 2.5 * number, 'no route'
+
+        def meet(self, store, rank, key):
+            said.append(f'GPU {self.number} as {rank}: {key}')
+
+    def note(name, result=None):
+        return lambda *words: said.append(f'{name}{words}') or result
+    store = types.SimpleNamespace(number=2, join=note('join', {'ring': [1, 2, 3], 'rounds': 3}), put=note('put'),
+                                  count=lambda key, more: said.append(f'count {key}') or 3 - (key == 'done-1'),
+                                  get=lambda key, end: raising(meet.NotMet('late'))() if key == 'next-1' else said.append(f'get {key} {end}'),
+                                  report=note('report', '1'))
+    machine = types.SimpleNamespace(node='n1', line_rates=lambda: {'hsn0': 25.0})
+    with monkeypatch.context() as planted:
+        for place, name, value in (
+            (pairs, 'Exchange', Gpu), (pairs.meet, 'Store', note('Store', store)), (pairs, 'Machine', lambda: machine),
+            (pairs, 'time', types.SimpleNamespace(monotonic=lambda: 100)), (pairs.messages, 'scratch_file', lambda: 'log'),
+            (pairs.nccl, 'log_into', lambda environ, log: said.append(f'log into {log}')),
+            (pairs.nccl, 'heard', lambda log: {'network': log}), (os, 'environ', {**ALONE, 'RANK': '1', 'WORLD_SIZE': '3'})):
+            planted.setattr(place, name, value)
+        planted.setitem(sys.modules, 'torch', torch)
+        pairs.take_part(types.SimpleNamespace(send=note('send')))
+    expected('\n'.join(said) + '\n', 'vet-node')
+
+
 @pytest.mark.parametrize('gpu', [0, None])
 def test_a_pair_that_fails_is_an_answer_and_leaves_no_kernel(monkeypatch, gpu):
     aborted = []
@@ -222,43 +358,22 @@ def test_a_pair_that_fails_is_an_answer_and_leaves_no_kernel(monkeypatch, gpu):
     assert (one.best, one.why, len(aborted)) == (0.0, 'RuntimeError: no route', int(gpu == 0))
 
 
+def test_the_best_pair_counts(monkeypatch):
+    said, speeds = [], iter([2e9, 3e9, 1e9])
+    one = pairs.Exchange.__new__(pairs.Exchange)
+    one.gpu, one.best, one.dist = 7, 0.0, types.SimpleNamespace(PrefixStore=lambda name, store: (name, store))
+    one.pair, one.group = lambda *words: said.append(words) or next(speeds), lambda *words: words
+    monkeypatch.setattr(pairs, 'time', types.SimpleNamespace(monotonic=lambda: 100))
+    for key in 'abc':
+        one.meet(types.SimpleNamespace(another=lambda: types.SimpleNamespace(store='own')), 1, key)
+    assert one.best == 3 and said[0] == ((('a-7', 'own'), 1, 2), ('a-7', 'own'), 1, 110)
+
+
 def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)
     monkeypatch.setattr(vet, 'Child', lambda function: type('Planted', (), {'end': lambda self: None})())
     with pytest.raises(gather.PeerLost, match='nodes cannot meet at MASTER_ADDR=127.0.0.1, MASTER_PORT=1: Mod.*torch'):
         vet.run(Machine(ALONE, str(tmp_path)), argparse.Namespace(rounds=1))
-
-
-@pytest.mark.parametrize('figure, rates, references, word', [
-    (40, {'hsn0': 25.0}, {}, 'Vetted'), (0.4, {'hsn0': 25.0}, {}, 'Cordon'), (40, {}, {}, 'Untested'),
-    (40, {}, {'gloo': 80}, 'Cordon'), (90, {}, {'gloo': 80}, 'Vetted'),
-])
-def test_of_two_nodes_the_absolute_figure_decides(conduct, figure, rates, references, word):
-    out, vetted, cordon, store = conduct(
-        [said(node='n%d' % number, rates=rates) for number in (0, 1)], report(float(figure)), references=references)
-    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [[word + ':', 'n0'], [word + ':', 'n1']]
-    assert out.splitlines()[1].endswith('    gloo %.2f GB/s' % figure)
-    assert ['n0', 'n1'] == (cordon if word == 'Cordon' else vetted) and not (vetted and cordon)
-    assert store.status == (word == 'Cordon') and store.kept['word'] == '01'[word == 'Cordon']
-
-
-def test_a_node_that_did_not_come_is_cordoned_and_a_gpu_uses_one_card(conduct):
-    """One GPU of 25 GB/s reaches more than half of its card's rate, though its node has four cards."""
-    rates = {'hsn%d' % number: 25.0 for number in range(4)}
-    out, vetted, cordon, store = conduct(
-        [said(node='n%d' % number, gpus=1, rates=rates) for number in (0, 1)],
-        lambda number: {'best': [20.0], 'network': 'AWS Libfabric', 'provider': 'cxi'}, size=3)
-    assert (vetted, cordon) == (['n0', 'n1'], []) and 'yellow' not in out and store.status == 1
-    assert 'Cordon: (a node of unknown name)    fails: it did not answer' in out
-    assert '20.00 GB/s (nccl on 1 GPUs, AWS Libfabric, cxi)' in out
-
-
-def test_a_node_writes_no_lines_of_its_own(conduct):
-    come = [said(node='n%d' % number) for number in range(3)]
-    come[2].update(error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
-    out, vetted, cordon, _ = conduct(come, lambda number: {'best': [5.0], 'network': 'a\nVetted: n4\x1b'})
-    assert '\x1b' not in out and len([line for line in out.splitlines() if line.startswith('Vetted: ')]) == 2
-    assert (vetted, cordon) == (['n0', 'n1'], [])
 
 
 def test_lists_are_written_whole_or_not_at_all(tmp_path):
