@@ -3,7 +3,6 @@
 import argparse
 import collections
 import copy
-import functools
 import importlib
 import itertools
 import json
@@ -12,7 +11,9 @@ import os
 import re
 import struct
 import sys
+import textwrap
 import types
+from unittest import mock
 
 import pytest
 
@@ -160,15 +161,14 @@ def test_line_rate_of_ethernet_and_of_none(root):
 class Tensor:
     """As much of a tensor as bench uses, with 16 values at most."""
 
-    def __init__(self, count):
+    def __init__(self, count, **_):
         self.values = [3] * min(count, 16)
 
-    def fill_(self, value):
-        self.values = [value] * len(self.values)
+    def fill_(self, *values):
+        self.values = [value for value in values for _ in range(len(self.values) // len(values))]
 
     def chunk(self, parts):
-        size = len(self.values) // parts
-        found = [Tensor(size) for _ in range(parts)]
+        size, found = len(self.values) // parts, [Tensor(0) for _ in range(parts)]
         for number, part in enumerate(found):
             part.values = self.values[number * size:(number + 1) * size]
         return found
@@ -176,70 +176,43 @@ class Tensor:
     def __ne__(self, value):
         return types.SimpleNamespace(sum=lambda: sum(one != value for one in self.values))
 
-    def set(self, *parts):
-        self.values = [value for value in parts for _ in range(len(self.values) // len(parts))]
+    def __repr__(self):
+        return f'{len(self.values)} values'
 
 
-class Torch:
-    """PyTorch for rank 0 of two, whose partner's values come at once; one of those of all_to_all is wrong."""
+def pytorch(gpus, size=2, add=2):
+    """
+    PyTorch for rank 0 of two, whose partner's values come at once. One of those of all_to_all is wrong, reduce_scatter
+    does nothing, and all_gather is not there.
+    """
+    torch = mock.MagicMock(float32='float32', empty=mock.Mock(side_effect=Tensor))
+    torch.__version__, dist, cuda = '2.13.0+cu132', torch.distributed, torch.cuda
+    cuda.is_available.return_value, cuda.device_count.return_value = gpus > 0, gpus
+    cuda.get_device_name, cuda.nccl.version.return_value = 'H100 {}'.format, (2, 27, 3)
+    dist.get_rank.return_value, dist.get_world_size.return_value = 0, size
+    del dist.all_gather_single, dist.reduce_scatter_single
 
-    __version__ = '2.13.0+cu132'
-    float32 = 'float32'
-
-    def __init__(self, gpus, size=2):
-        self.said, self.size = [], size
-        self.distributed = self
-        self.cuda = types.SimpleNamespace(
-            is_available=lambda: gpus > 0, device_count=lambda: gpus, get_device_name='H100 {}'.format,
-            nccl=types.SimpleNamespace(version=lambda: (2, 27, 3)),
-            **{name: functools.partial(self.call, name) for name in ('set_device', 'synchronize')})
-        self.is_nccl_available, self.get_rank, self.get_world_size = lambda: True, lambda: 0, lambda: size
-        self.destroy_process_group = functools.partial(self.call, 'destroy_process_group')
-        self.isend, self.irecv = 'isend', 'irecv'
-
-    def call(self, *words):
-        self.said.append(words)
-
-    def empty(self, count, **kind):
-        self.call('empty', count, kind)
-        return Tensor(count)
-
-    def init_process_group(self, backend, timeout):
-        self.call('init_process_group', backend, str(timeout), sorted(name for name in os.environ if 'NCCL' in name))
+    def start(backend, timeout):
+        torch.environ = sorted(name for name in os.environ if 'NCCL' in name)
         if 'NCCL_DEBUG_FILE' in os.environ:
             with open(os.environ['NCCL_DEBUG_FILE'], 'a') as log:
                 log.write('INFO Using network AWS Libfabric\nNET/OFI Selected provider is cxi, fabric is cxi\n')
 
-    def all_gather_object(self, things, thing):
-        self.call('all_gather_object')
-        other = (1, 'rank 1 on n1') if isinstance(thing, tuple) and thing[0] else 'Socket' if thing and 'AWS' in str(thing) else thing
-        things[:] = [thing] + [other] * (self.size - 1)
+    def tell(things, thing):
+        other = (1, 'rank 1 on n1') if isinstance(thing, tuple) and thing[0] else 'Socket' if 'AWS' in str(thing) else thing
+        things[:] = [thing] + [other] * (size - 1)
 
-    def all_reduce(self, data):
-        self.call('all_reduce')
-        data.values = [value + 2 for value in data.values]
-
-    def all_gather_into_tensor(self, received, sent):
-        raise RuntimeError('NCCL does not support this\nat all')
-
-    def reduce_scatter_tensor(self, received, sent):
-        '''Does nothing, as it must not.'''
-
-    def broadcast(self, data, root):
-        self.call('broadcast', root)
-
-    def all_to_all_single(self, received, sent):
-        received.set(1, 2)
+    def all_to_all(received, sent):
+        received.fill_(1, 2)
         received.values[3] = 9
 
-    def P2POp(self, *words):
-        return words
-
-    def batch_isend_irecv(self, operations):
-        for _, tensor, partner in operations:
-            tensor.fill_(partner + 1)
-        return [types.SimpleNamespace(wait=functools.partial(self.call, *(word for word in one if isinstance(word, (str, int)))))
-                for one in operations]
+    dist.init_process_group.side_effect, dist.all_gather_object.side_effect = start, tell
+    dist.all_reduce.side_effect = lambda data: data.fill_(*[value + add for value in data.values])
+    dist.all_gather_into_tensor.side_effect = RuntimeError('NCCL does not support this\nat all')
+    dist.all_to_all_single.side_effect = all_to_all
+    dist.batch_isend_irecv.side_effect = lambda operations: operations
+    dist.P2POp.side_effect = lambda what, tensor, other: tensor.fill_(other + 1) or dist.work
+    return torch
 
 
 @pytest.fixture
@@ -249,7 +222,7 @@ def measure(monkeypatch, capsys):
         ticks = itertools.count()
         with monkeypatch.context() as planted:
             planted.setitem(sys.modules, 'torch', torch)
-            planted.setitem(sys.modules, 'torch.distributed', torch)
+            planted.setitem(sys.modules, 'torch.distributed', torch and torch.distributed)
             planted.setattr(measuring, 'time', types.SimpleNamespace(
                 strftime=lambda form: form, perf_counter=lambda: next(ticks) / 1024))
             planted.setattr(measuring, 'Machine', lambda: types.SimpleNamespace(
@@ -268,9 +241,11 @@ TWO = {'RANK': '0', 'WORLD_SIZE': '2', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '1
 
 
 def test_what_a_job_measures(measure, tmp_path):
-    torch = Torch(gpus=2)
+    torch = pytorch(gpus=2)
     status, out, err = measure(torch, '--min', '64', '--max', '100', '--seconds', '0.003', '--json', f'{tmp_path}/x', **TWO)
-    said = ['%d x %s' % (count, words) for words, count in collections.Counter(map(str, torch.said)).items()]
+    calls = collections.Counter(re.sub(r"call\.|<MagicMock name='mock\.|' id='\d+'>|(?<=object)\(.*", '', str(call))
+                                for call in torch.mock_calls)
+    said = [str(torch.environ), *('%d x %s' % (count, call) for call, count in calls.items() if call[:4] in ('dist', 'empt'))]
     record = json.loads((tmp_path / 'x').read_text())
     rows = list(map(json.dumps, record.pop('results')))
     expected('\n'.join([out, json.dumps(record), *rows, *said]) + '\n', 'bench/job')
@@ -279,32 +254,31 @@ def test_what_a_job_measures(measure, tmp_path):
 
 @pytest.mark.parametrize('gpus, words, sizes, times', [(0, [], 13, 921), (1, ['--seconds', '1'], 16, 1000)])
 def test_usual_sizes_and_numbers_of_repetitions(measure, tmp_path, gpus, words, sizes, times):
-    torch = Torch(gpus)
+    torch = pytorch(gpus)
     assert measure(torch, *words, '--operations', 'all_reduce', '--json', f'{tmp_path}/x', **TWO)[0] == 0
     record = json.loads((tmp_path / 'x').read_text())
     assert [row['size'] for row in record['results']] == [2 ** (15 + number) for number in range(sizes)]
-    assert torch.said.count(('all_reduce',)) == sizes * (1 + 3 + times + 1)
-    assert ('set_device', 0) in torch.said or not gpus
+    assert torch.distributed.all_reduce.call_count == sizes * (1 + 3 + times + 1)
+    assert torch.cuda.set_device.mock_calls == [mock.call(0)] * gpus and torch.cuda.synchronize.call_count == 2 * gpus * sizes
     assert record['notes'] == ['gloo, on CPUs: PyTorch 2.13.0+cu132 sees no GPU, or has no NCCL'] * (not gpus)
     assert record['networks'] == ({'nccl': 'AWS Libfabric, provider cxi / Socket'} if gpus else {'gloo': 'TCP'})
 
 
 def test_a_rank_alone_and_a_backend_that_is_named(measure):
     words = ['--backend', 'gloo', '--operations', 'send_receive', 'all_reduce', '--max', '32K', '--seconds', '0']
-    torch = Torch(1, size=1)
-    torch.all_reduce = lambda data: torch.call('all_reduce')
+    torch = pytorch(1, size=1, add=0)
     status, out, _ = measure(torch, *words, **{**TWO, 'WORLD_SIZE': '1'})
-    assert status == 0 and torch.said.count(('all_reduce',)) == 1 + 3 + 3 + 1
+    assert status == 0 and torch.distributed.all_reduce.call_count == 1 + 3 + 3 + 1
     assert [line for line in out.splitlines() if 'note' in line] == ['note: send_receive: a single rank has no partner']
-    assert '\n  network of gloo: TCP\n' in out and ('set_device', 1) not in torch.said
+    assert '\n  network of gloo: TCP\n' in out and not torch.cuda.set_device.called
 
 
 @pytest.mark.parametrize('torch, environ, says', [
-    (Torch(0), {}, "rank ? on n0: 'RANK' is not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
+    (pytorch(0), {}, "rank ? on n0: 'RANK' is not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
                    "$RUNSCRIPTS/conda-python-distributed --bench'"),
-    (Torch(0, size=1), TWO, "rank 0 on n0: MPI sees 1 rank(s), but the job has 2: start the ranks with a launcher of this "
+    (pytorch(0, size=1), TWO, "rank 0 on n0: MPI sees 1 rank(s), but the job has 2: start the ranks with a launcher of this "
                             "MPI (Slurm: srun --mpi=pmi2, pmix or cray_shasta)"),
-    (Torch('x'), TWO, "rank 0 on n0: TypeError: '>' not supported between instances of 'str' and 'int'. If a rank or its "
+    (None, TWO, "rank 0 on n0: ModuleNotFoundError: import of torch halted; None in sys.modules. If a rank or its "
                       "node is gone, the job's first error tells which (srun and mpiexec name the rank that ended first)"),
 ])
 def test_what_ends_a_measurement(measure, torch, environ, says):
@@ -313,23 +287,23 @@ def test_what_ends_a_measurement(measure, torch, environ, says):
 
 
 def test_an_error_of_an_operation_that_is_supported_ends_it(measure):
-    torch = Torch(0)
-    torch.all_reduce = raising(RuntimeError('Connection reset by peer'))
+    torch = pytorch(0)
+    torch.distributed.all_reduce.side_effect = RuntimeError('Connection reset by peer')
     assert 'RuntimeError: Connection reset by peer. If a rank' in measure(torch, **TWO)[2]
 
 
 def test_a_file_that_cannot_be_written_ends_it_at_once(measure):
-    torch = Torch(0)
+    torch = pytorch(0)
     assert "No such file or directory: '/nowhere/x." in measure(torch, '--json', '/nowhere/x', **TWO)[2]
-    assert ('all_reduce',) not in torch.said
+    assert not torch.distributed.all_reduce.called
 
 
 def test_options_are_explained(capsys, monkeypatch):
-    monkeypatch.setenv('COLUMNS', '500')
+    monkeypatch.setenv('COLUMNS', '900')
     for main in (measuring.main, vet.main, lambda words: cli.main(['bench', *words]), lambda words: cli.main(['report', *words])):
         with pytest.raises(SystemExit):
             main(['--help'])
-    expected(capsys.readouterr().out, 'bench/help')
+    expected(textwrap.fill(' '.join(capsys.readouterr().out.split()), 140) + '\n', 'bench/help')
 
 
 # --- what a job wrote
