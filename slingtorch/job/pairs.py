@@ -107,7 +107,6 @@ class Exchange:
 
 def play(pipe: 'Any') -> None:
     """In a messages.Child: take_part(), or what went wrong."""
-    messages.drop_inherited()
     try:
         take_part(pipe)
     except BaseException as err:    # every error is an answer

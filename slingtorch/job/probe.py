@@ -176,7 +176,6 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
     """What the process does, in a messages.Child; `words`: what Python will run."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
-    messages.drop_inherited()
     probe, trial = Probe(pipe), None  # type: Any, Any
     try:
         torch = probe.load()

@@ -252,12 +252,12 @@ def test_what_a_job_measures(measure, tmp_path):
     assert (status, err) == (1, '')
 
 
-@pytest.mark.parametrize('gpus, words, sizes, times', [(0, [], 13, 921), (1, ['--seconds', '1'], 16, 1000)])
+@pytest.mark.parametrize('gpus, words, sizes, times', [(0, [], 1, 921), (1, ['--seconds', '1'], 2, 1000)])
 def test_usual_sizes_and_numbers_of_repetitions(measure, tmp_path, gpus, words, sizes, times):
     torch = pytorch(gpus)
-    assert measure(torch, *words, '--operations', 'all_reduce', '--json', f'{tmp_path}/x', **TWO)[0] == 0
+    assert measure(torch, *words, '--factor', '32768', '--operations', 'all_reduce', '--json', f'{tmp_path}/x', **TWO)[0] == 0
     record = json.loads((tmp_path / 'x').read_text())
-    assert [row['size'] for row in record['results']] == [2 ** (15 + number) for number in range(sizes)]
+    assert [row['size'] for row in record['results']] == [2 ** 15, 2 ** 30][:sizes]
     assert torch.distributed.all_reduce.call_count == sizes * (1 + 3 + times + 1)
     assert torch.cuda.set_device.mock_calls == [mock.call(0)] * gpus and torch.cuda.synchronize.call_count == 2 * gpus * sizes
     assert record['notes'] == ['gloo, on CPUs: PyTorch 2.13.0+cu132 sees no GPU, or has no NCCL'] * (not gpus)

@@ -1020,7 +1020,6 @@ def test_what_the_launcher_left_open_is_not_the_childs():
     os.set_inheritable(left, True)
 
     def look_there(pipe):
-        messages.drop_inherited()
         pipe.send([os.readlink('/proc/self/fd/%d' % number) for number in (left, mine)])
 
     child = messages.Child(look_there)

@@ -224,7 +224,6 @@ def of_process(monkeypatch, environ, **planted):
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
     one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
     return one
 
 
@@ -324,7 +323,6 @@ def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
         raise OSError(24, 'Too many open files')
 
     said = []
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
     monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
     monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
     monkeypatch.setattr(probe.Probe, 'come', fails)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -28,23 +29,6 @@ def nodes(count=6, **different):
     return {number: said(node='n%d' % number, **different.get('n%d' % number, {})) for number in range(count)}
 
 
-SOUND = {number: [10.0] for number in range(6)}
-
-
-def test_sound_nodes():
-    assert vet.judge(nodes(), 'gloo', SOUND) == ({}, dict.fromkeys(range(6), 10.0))
-
-
-@pytest.mark.parametrize('best, says', [
-    ([1.0], 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
-    (['no route'], 'gloo fails: none of its pairs worked (no route)'),
-    (None, 'fails: it did not answer'),
-])
-def test_a_node_that_is_slow_or_fails(best, says):
-    wrong, _ = vet.judge(nodes(), 'gloo', {**SOUND, 2: best})
-    assert wrong == {2: says}
-
-
 @pytest.mark.parametrize('best, says', [
     (1.0, 'nccl, GPU 2, slow: best pair 1.00 GB/s, median 10.00 GB/s'),
     ('no answer within 10 s', 'nccl, GPU 2, fails: none of its pairs worked (no answer within 10 s)'),
@@ -55,20 +39,6 @@ def test_one_slow_or_failing_gpu_is_named(best, says):
     wrong, figures = vet.judge({number: said(gpus=4) for number in range(6)}, 'nccl on 4 GPUs', found)
     assert wrong == {4: says}
     assert figures[0] == 40 and figures[4] in (30, 31)
-
-
-def test_pairs_that_work_nowhere_fail_on_every_node():
-    wrong, _ = vet.judge(nodes(2), 'gloo', dict.fromkeys(range(2), ['no route']))
-    assert wrong == dict.fromkeys(range(2), 'gloo fails: none of its pairs worked (no route)')
-
-
-@pytest.mark.parametrize('different, says', [
-    ({'error': 'RuntimeError: no such interface'}, 'fails: gloo does not start: RuntimeError: no such interface'),
-    ({'gpus': 3}, 'fails: its PyTorch uses nccl on 3 GPUs, the others use gloo'),
-])
-def test_a_node_that_does_not_start_or_uses_something_else(different, says):
-    wrong, figures = vet.judge(nodes(n3=different), 'gloo', {number: [10.0] for number in range(6) if number != 3})
-    assert wrong == {3: says} and len(figures) == 5
 
 
 def test_what_starts_nowhere_is_wrong_everywhere():
@@ -96,40 +66,24 @@ def test_line_rate_and_reference(figure, gpus, rates, references, says):
 # --- the rounds
 
 
-class Planted:
-    """PyTorch's store as far as rank 0 asks for it; what the nodes say first, and their reports, are planted."""
-
-    def __init__(self, come, report):
-        self.come, self.report, self.asked = come, report, []
-
-    def others(self, *args):
-        self.asked.append(('others', *args))
-        return {number: said if messages.has_form(said, meet.COMES) else None for number, said in enumerate(self.come, 1)}
-
-    def put(self, *args):
-        self.asked.append(('put', *args))
-
-    def reports(self, numbers, end):
-        self.asked.append(('reports', numbers, end))
-        found = {number: self.report(number) for number in numbers if self.report(number) != 'none'}
-        return {number: report if messages.has_form(report, {}) else None for number, report in found.items()}
-
-    def word(self, *args):
-        self.asked.append(('word', *args))
-
-
 @pytest.fixture
 def conduct(tmp_path, capsys, monkeypatch):
     """What rank 0 of this many nodes prints, writes and asks the store, at the time 100, where the nodes say this."""
     def run(come, report, size=None, reference=(), rounds=8, hosts=''):
-        store = Planted(come, report)
+        def reports(numbers, end):
+            found = {number: report(number) for number in numbers if report(number) != 'none'}
+            return {number: report if messages.has_form(report, {}) else None for number, report in found.items()}
+        came = {number: said if messages.has_form(said, meet.COMES) else None for number, said in enumerate(come, 1)}
+        store = mock.Mock(**{'others.return_value': came, 'reports.side_effect': reports, 'word.side_effect': meet.NotMet('gone')})
         monkeypatch.setattr(vet, 'time', types.SimpleNamespace(monotonic=lambda: 100))
-        monkeypatch.setattr(meet, 'Store', lambda *args: store)
-        monkeypatch.setattr(vet, 'Child', lambda function: types.SimpleNamespace(end=lambda: None))
+        monkeypatch.setattr(meet, 'Store', store)
+        store.return_value = store
+        monkeypatch.setattr(vet, 'Child', mock.Mock())
         status = vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size or len(come)), 'SLURM_STEP_NODELIST': hosts}, str(tmp_path)),
                          argparse.Namespace(rounds=rounds, write=f'{tmp_path}/vet', json=f'{tmp_path}/json', reference=reference))
         lists = ['%s: %s' % (name, (tmp_path / f'vet.{name}').read_text().split()) for name in ('vetted', 'cordon')]
-        return '\n'.join([capsys.readouterr().out, *map(str, store.asked), *lists, 'status: %d' % status, ''])
+        said = '; '.join(str(call).replace('call.', '') for call in store.mock_calls[1:])
+        return '\n'.join([capsys.readouterr().out + said, *lists, 'status: %d' % status, ''])
     return run
 
 
@@ -147,12 +101,13 @@ def test_what_rank_0_says_and_asks(conduct, tmp_path):
     there[2].update(rates={'hsn0': 25.0})
     there[3].update(error='no hsn0')
     there[4].update(gpus=4)
-    text = conduct(there, lambda number: {'best': [5.0 if number != 6 else 1]}, size=8, reference=[('gloo', 2.5)], hosts='n[0-6]')
-    text += json.dumps(json.loads((tmp_path / 'json').read_text())) + '\n\n'
+    figures = {1: 5.0, 2: 6.0, 3: 'no route', 6: 1}
+    text = conduct(there, lambda number: {'best': [figures[number]]}, size=8, reference=[('gloo', 2.5)], hosts='n[0-6]')
+    text += json.dumps(json.loads((tmp_path / 'json').read_text())) + '\n'
     text += conduct(come(3), lambda number: {'best': [5.0] if number != 3 else []}, rounds=1)
     cards = {'hsn%d' % number: 25.0 for number in range(4)}
-    text += conduct(come(2, gpus=1, rates=cards), lambda number: {
-        'best': [20.0], 'network': 'AWS Libfabric', 'provider': 'cxi' if number == 2 else ''}, size=3)
+    text += conduct(come(2, gpus=2, rates=cards), lambda number: {
+        'best': [20.0, 20.5], 'network': 'AWS Libfabric', 'provider': 'cxi' if number == 2 else ''}, size=3)
     for figure, rates, reference in ((40, {'a': 25.0}, ()), (0.4, {'a': 25.0}, ()), (40, {}, ()), (40, {}, [('gloo', 80)])):
         text += conduct(come(2, rates=rates), report(float(figure)), reference=reference)
     text += conduct(come(1), report(5.0))
@@ -166,7 +121,7 @@ def test_a_report_in_another_way_is_none(conduct, says):
     assert 'Cordon: n2    fails: it did not answer\n' in text and "vetted: ['n0', 'n1', 'n3']\ncordon: ['n2']" in text
 
 
-@pytest.mark.parametrize('wrong', [None, {**said(), 'gpus': '2'}, {**said(), 'rates': {'hsn0': 'fast'}}, {'rank': 2}])
+@pytest.mark.parametrize('wrong', [None, {**said(), 'gpus': '2'}, {**said(), 'error': 5}, {**said(), 'rates': {'hsn0': 'fast'}}, {'rank': 2}])
 def test_a_node_that_comes_in_another_way_did_not_come(conduct, wrong):
     text = conduct([*come(2), wrong, *come(1)], report(5.0))
     assert "'ring': [1, 2, 4]" in text and "vetted: ['n0', 'n0', 'n1']\ncordon: []" in text
@@ -214,22 +169,26 @@ def test_a_process_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_only_the_first_rank_of_a_node_measures():
     assert vet.run(Machine({**ALONE, 'RANK': '1', 'LOCAL_RANK': '1', 'WORLD_SIZE': '2'}), None) == 0
+    with pytest.raises(gather.Usage, match='^WORLD_SIZE is not set'):
+        vet.run(Machine({**ALONE, 'WORLD_SIZE': ''}), None)
 
 
-@pytest.mark.parametrize('said, says', [
-    (None, 'why not'), ({'ring': [1], 'rounds': 2}, 'this version of slingtorch does not know'),
-    ({'ring': [1], 'rounds': -1}, 'does not know'), ({'ring': 1, 'rounds': 0}, 'does not know'),
+@pytest.mark.parametrize('said, torch, says', [
+    (None, True, 'why not: refused'), (None, False, 'ModuleNotFoundError: import of torch halted; None in sys.modules'),
+    *((said, True, 'the node of rank 0 sent a message that this version of slingtorch does not know') for said in (
+        {'ring': [1], 'rounds': 2}, {'ring': [1], 'rounds': -1}, {'ring': 1, 'rounds': 0})),
+    (7, True, 'ZeroDivisionError: division by zero'),
 ])
-def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, says):
-    dist = types.SimpleNamespace(is_nccl_available=lambda: False)
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(distributed=dist))
+def test_a_node_that_cannot_take_part_says_why(monkeypatch, said, torch, says):
+    monkeypatch.setitem(sys.modules, 'torch', torch and mock.MagicMock(**{'distributed.is_nccl_available.return_value': False}) or None)
     monkeypatch.setattr(pairs, 'Exchange', lambda gpu: None)
     monkeypatch.setattr(pairs.meet, 'Store', raising(meet.NotMet('refused')) if said is None else (
-        lambda *_: types.SimpleNamespace(number=1, join=lambda *_: said)))
+        lambda *_: types.SimpleNamespace(number=1, join=lambda *_: 1 / 0 if said == 7 else said)))
     monkeypatch.setattr(pairs.meet, 'why_not', lambda environ, text: 'why not: ' + text)
     monkeypatch.setattr(os, 'environ', dict(ALONE))
-    with pytest.raises(meet.NotMet, match=says):
-        pairs.take_part(types.SimpleNamespace(send=lambda said: None))
+    told = []
+    pairs.play(types.SimpleNamespace(send=told.append))
+    assert told == [{'error': says}]
 
 
 @pytest.mark.parametrize('answers, result', [
@@ -261,40 +220,24 @@ def test_an_ignored_sigchld_changes_nothing(monkeypatch):
         signal.signal(signal.SIGCHLD, before)
 
 
-class Recorder:
-    """PyTorch, or a part of it, that notes what is called; equal to what it is called by."""
-
-    def __init__(self, said, name=''):
-        self.said, self.name = said, name
-
-    def __getattr__(self, name):
-        return Recorder(self.said, name)
-
-    def __call__(self, *words):
-        self.said.append(f'{self.name}({", ".join(map(str, words))})')
-        return Recorder(self.said, self.said[-1].partition('(')[0])
-
-    def __getitem__(self, part):
-        return f'{part.stop} bytes'
-
-    def __str__(self):
-        return self.name
-
-    __repr__ = __str__
+def calls(made):
+    """The calls of a mock, as text."""
+    return [re.sub(r"call\.|<Mag[^>]*name='mock\.([^']*)' id='\d+'>", r'\1', str(call)) for call in made.mock_calls]
 
 
 @pytest.mark.parametrize('gpu, says', [
-    (None, ['device(cpu)', 'HashStore()', 'ProcessGroupGloo(HashStore, 0, 1, 0:00:10)', "allreduce(['4 bytes'])", 'wait()']),
-    (3, ['device(cuda, 3)', 'HashStore()', 'ProcessGroupNCCL(HashStore, 0, 1, 1:00:00)', "allreduce(['4 bytes'])", 'wait()',
-         'synchronize(device)'])])
+    (None, ["device('cpu')", "distributed.ProcessGroupGloo(distributed.HashStore(), 0, 1, datetime.timedelta(seconds=10))"]),
+    (3, ["device('cuda', 3)", "distributed.ProcessGroupNCCL(distributed.HashStore(), 0, 1, datetime.timedelta(seconds=3600))"])])
 def test_what_is_tried_on_a_node_alone(monkeypatch, gpu, says):
-    said = []
-    torch = Recorder(said)
-    torch.zeros = lambda count, dtype, device: said.append(f'{count} {dtype} on {device}') or torch
+    torch = mock.MagicMock()
     monkeypatch.setitem(sys.modules, 'torch', torch)
-    monkeypatch.setitem(sys.modules, 'torch.distributed', torch)
+    monkeypatch.setitem(sys.modules, 'torch.distributed', torch.distributed)
     one = pairs.Exchange(gpu)
-    assert said == [says[0], '33554432 uint8 on device', *says[1:]]
+    made = [call for call in calls(torch) if not call.startswith('distributed.HashStore')]
+    group = says[1].partition('(')[0]
+    assert made == [says[0], 'zeros(33554432, dtype=uint8, device=device())', says[1], 'zeros().__getitem__(slice(None, 4, None))',
+                    f'{group}().allreduce([zeros().__getitem__()])', f'{group}().allreduce().wait()',
+                    *['cuda.synchronize(device())'] * (gpu == 3)]
     assert (one.best, one.why, len(one.kept)) == (0.0, 'no answer within 10 s', 1)
 
 
@@ -317,34 +260,33 @@ def test_a_volley(monkeypatch, gpu, ends, sends):
 
 
 def test_what_a_node_does_in_its_rounds(monkeypatch):
-    """Node 2 of three, whose GPUs measure with nodes 1 and 3, and in whose second round another node hangs."""
-    said, torch = [], types.SimpleNamespace(distributed=types.SimpleNamespace(is_nccl_available=lambda: True),
-                                            cuda=types.SimpleNamespace(device_count=lambda: 2))
-
-    class Gpu:
-        def __init__(self, number):
-            self.number, self.best, self.why = number, 2.5 * number, 'no route'
-
-        def meet(self, store, rank, key):
-            said.append(f'GPU {self.number} as {rank}: {key}')
-
-    def note(name, result=None):
-        return lambda *words: said.append(f'{name}{words}') or result
-    store = types.SimpleNamespace(number=2, join=note('join', {'ring': [1, 2, 3], 'rounds': 3}), put=note('put'),
-                                  count=lambda key, more: said.append(f'count {key}') or 3 - (key == 'done-1'),
-                                  get=lambda key, end: raising(meet.NotMet('late'))() if key == 'next-1' else said.append(f'get {key} {end}'),
-                                  report=note('report', '1'))
-    machine = types.SimpleNamespace(node='n1', line_rates=lambda: {'hsn0': 25.0})
-    with monkeypatch.context() as planted:
-        for place, name, value in (
-            (pairs, 'Exchange', Gpu), (pairs.meet, 'Store', note('Store', store)), (pairs, 'Machine', lambda: machine),
-            (pairs, 'time', types.SimpleNamespace(monotonic=lambda: 100)), (pairs.messages, 'scratch_file', lambda: 'log'),
-            (pairs.nccl, 'log_into', lambda environ, log: said.append(f'log into {log}')),
-            (pairs.nccl, 'heard', lambda log: {'network': log}), (os, 'environ', {**ALONE, 'RANK': '1', 'WORLD_SIZE': '3'})):
-            planted.setattr(place, name, value)
-        planted.setitem(sys.modules, 'torch', torch)
-        pairs.take_part(types.SimpleNamespace(send=note('send')))
-    expected('\n'.join(said) + '\n', 'vet-node')
+    """Of three, on two GPUs. In its second round another one hangs; it has no partner in a round; it does not take part."""
+    text = ''
+    for number, rounds in ((2, 3), (1, 1), (4, 1)):
+        def get(key, end):
+            if key == 'next-1':
+                raise meet.NotMet('late')
+        made = mock.MagicMock()
+        made.torch.distributed.is_nccl_available.return_value, made.torch.cuda.device_count.return_value = True, 2
+        made.Machine.return_value = types.SimpleNamespace(node='n1', line_rates=lambda: {'hsn0': 25.0})
+        made.Store.return_value = made.store
+        made.store.number, made.store.join.return_value, made.store.get.side_effect = number, {'ring': [1, 2, 3], 'rounds': rounds}, get
+        made.store.count.side_effect = lambda key, more: 3 - (key == 'done-1')
+        made.Exchange.side_effect = lambda gpu: types.SimpleNamespace(
+            best=2.5 * gpu, why='no route', meet=lambda store, rank, key: made.meet(gpu, rank, key))
+        made.Thread.side_effect = lambda target, args, daemon: types.SimpleNamespace(start=lambda: target(*args), join=made.join)
+        made.heard.return_value, made.store.report.return_value = {'network': 'Socket'}, '1'
+        with monkeypatch.context() as planted:
+            for place, name, value in (
+                    (pairs, 'Exchange', made.Exchange), (pairs.meet, 'Store', made.Store), (pairs, 'Machine', made.Machine),
+                    (pairs, 'time', types.SimpleNamespace(monotonic=lambda: 100)), (pairs, 'threading', made),
+                    (pairs.messages, 'scratch_file', lambda: 'log'), (pairs.nccl, 'log_into', made.log_into),
+                    (pairs.nccl, 'heard', made.heard), (os, 'environ', {**ALONE, 'RANK': '1', 'WORLD_SIZE': '3'})):
+                planted.setattr(place, name, value)
+            planted.setitem(sys.modules, 'torch', made.torch)
+            pairs.take_part(types.SimpleNamespace(send=made.send))
+        text += '\n'.join(call for call in calls(made) if not re.match('Thread|torch|Machine', call)) + '\n\n'
+    expected(text, 'vet-node')
 
 
 @pytest.mark.parametrize('gpu', [0, None])
@@ -366,7 +308,8 @@ def test_the_best_pair_counts(monkeypatch):
     monkeypatch.setattr(pairs, 'time', types.SimpleNamespace(monotonic=lambda: 100))
     for key in 'abc':
         one.meet(types.SimpleNamespace(another=lambda: types.SimpleNamespace(store='own')), 1, key)
-    assert one.best == 3 and said[0] == ((('a-7', 'own'), 1, 2), ('a-7', 'own'), 1, 110)
+    own = types.SimpleNamespace(store='own')
+    assert one.best == 3 and said[0] == ((('a-7', 'own'), 1, 2), own, 1, 'a-7', 110)
 
 
 def test_rank_0_without_pytorch_says_so(tmp_path, monkeypatch):
@@ -390,11 +333,11 @@ def test_lists_are_written_whole_or_not_at_all(tmp_path):
     assert {str(path): path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, 'n1\n')
 
 
-@pytest.mark.parametrize('text', ['nccl', 'nccl=fast', 'ncl=80', 'gloo=nan', 'gloo=-1'])
+@pytest.mark.parametrize('text', ['nccl', 'nccl=fast', 'ncl=80', 'gloo=nan', 'gloo=-1', 'gloo=2.5x'])
 def test_a_reference_that_would_compare_nothing_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--reference', text])
-    assert f"'{text}' is not a reference: write nccl=80" in capsys.readouterr().err
+    assert f"'{text}' is not a reference: write nccl=80 or gloo=2.5\n" in capsys.readouterr().err
 
 
 # --- with-spares under PBS
@@ -479,7 +422,7 @@ def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_sa
 def test_no_round_is_no_verdict(count, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--rounds', count])
-    assert 'not a positive number' in capsys.readouterr().err
+    assert f'vet: error: --rounds {count} is not a positive number\n' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('rank', [0, 1])
