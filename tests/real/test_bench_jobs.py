@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-import testbed
 from slingtorch import cli
 from testbed import forkedtorch
 
@@ -74,9 +73,3 @@ def test_a_wrong_value_and_a_rank_that_dies(slurm, installed_pytorch, env, tmp_p
     # of two checks each
     assert found == [('all_reduce', 4096, 2, 'rank 1 on nid000002'), ('all_reduce', 8192, 0, None)]
     assert re.search(r'^slingtorch bench: rank 0 on nid000001: .*If a rank or its node is gone', job.stderr, re.M)
-
-
-def test_outside_of_a_job_it_says_how_it_is_started(installed_pytorch, env):
-    done = testbed.run([installed_pytorch.python, installed_pytorch.runscripts / 'lib/job', 'bench'], env=env,
-                       check=False)
-    assert done.returncode == 1 and 'conda-python-distributed --bench' in done.stderr
