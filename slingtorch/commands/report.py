@@ -20,7 +20,7 @@ DEFAULT_NAME = 'slingtorch-report.txt'
 HEAD_BYTES, TAIL_BYTES = 128 << 10, 512 << 10
 # variables of EasyBuild, the bundle and the network libraries; no others are written
 VARIABLES = re.compile(r'(SLINGTORCH|RUNSCRIPTS|EASYBUILD|MPICH|FI|NCCL|RCCL|OFI_NCCL|GLOO|TORCH_NCCL)_|RUNSCRIPTS$')
-# Colours, window titles, and other characters that plain text does not have. A node that crashed leaves zeros in its log.
+# colours, window titles, and other characters that plain text does not have; a node that crashed leaves zeros
 CONTROLS = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]')
 
 

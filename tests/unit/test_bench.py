@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 
 from slingtorch import cli, sites
-from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
 from slingtorch.job import records, vet
 from slingtorch.job.machine import Machine
