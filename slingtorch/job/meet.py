@@ -3,11 +3,12 @@
 The nodes of a job meet in PyTorch's own TCPStore at MASTER_ADDR and MASTER_PORT, which the training's
 init_process_group() opens a moment later. Nothing else listens. Used in processes with PyTorch: probe.py, pairs.py.
 
-Whoever reaches the store can write into it. So the nodes sign what they put there (HMAC-SHA256), with a random key that
-rank 0's node gives to processes of the same user by munge.py; where it has no MUNGE, everything is believed.
+Whoever reaches the store can write into it, and newer releases list its keys. So rank 0's node gives the other nodes a
+random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256). Where
+rank 0's node has no MUNGE, everything is believed.
 
 Keys in the store (all JSON within the bounds of messages.py):
-    key                 the random key, as a credential; or '', then nothing is signed
+    secret              as a credential; '' where there is no MUNGE
     nodes               how many have come; each takes its number from it; rank 0's node is 0
     come-N              first message of node N: {'node', 'rank', 'ranks'}
     go                  answer of rank 0's node: {'now', 'nodes', 'go'}
@@ -51,67 +52,75 @@ class Store:
     :raises NotMet: the store cannot be reached, or the port is taken
     """
 
-    key = b''
+    secret = b''
 
     def __init__(self, environ: 'Any', seconds: float, first: bool = True) -> None:
         import torch.distributed as dist
         self.environ, self.seconds, self.number = environ, seconds, 0
-        master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
-        whole = self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None, master,
-                          datetime.timedelta(seconds=seconds), False)
-        self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'),
-                                      whole)    # type: Any
+        master = first and environ['RANK'] == '0'
+        self.store = self.whole = dist.PrefixStore(
+            'slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'),
+            self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None,
+                      master and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True',
+                      datetime.timedelta(seconds=seconds), False))     # type: Any
         self.count('here')
-        if first and environ['RANK'] == '0':
-            self.make_key()
+        if master:
+            self.share_secret()
 
     def another(self) -> 'Store':
         """A new client for another thread: while one waits, other threads cannot use it."""
         store = Store(self.environ, self.seconds, False)
-        store.key = self.key
+        store.use(self.secret)
         return store
 
-    def make_key(self) -> None:
-        """On rank 0's node: make the key for signatures, if there is MUNGE."""
-        from . import munge     # only here: it needs ctypes
-        key, credential = os.urandom(32), ''
-        with contextlib.suppress(munge.NoMunge):
-            credential = munge.Munge().seal(key)
-            self.key = key
-        self.call(self.store.set, 'key', credential)
+    def use(self, secret: bytes) -> None:
+        """Hide and sign all further keys with this secret, if it is not empty."""
+        if secret:
+            import torch.distributed as dist
+            self.secret = secret
+            self.store = dist.PrefixStore(self.sign('prefix', b''), self.whole)
 
-    def get_key(self, end: float) -> None:
+    def share_secret(self) -> None:
+        """On rank 0's node: make a secret, if there is MUNGE."""
+        from . import munge     # only here: it needs ctypes
+        secret, credential = os.urandom(32), ''
+        with contextlib.suppress(munge.NoMunge):
+            credential = munge.Munge().seal(secret)
+        self.call(self.store.set, 'secret', credential)
+        self.use(secret if credential else b'')
+
+    def get_secret(self, end: float) -> None:
         """
-        On other nodes: get the key. :raises NotMet: there is none by the time `end`, another user has put it there, or
-        rank 0's node has MUNGE and this one does not
+        On other nodes. :raises NotMet: there is no secret by the time `end`, another user has put it there, or rank 0's
+        node has MUNGE and this one does not
         """
         from . import munge
-        self.wait('key', end)
-        credential = self.raw(['key'])[0].decode('ascii', 'replace')
+        self.wait('secret', end)
+        credential = self.raw(['secret'])[0].decode('ascii', 'replace')
         try:
-            self.key = munge.Munge().open(credential) if credential else b''
+            self.use(munge.Munge().open(credential) if credential else b'')
         except munge.NoMunge as err:
             raise NotMet("MUNGE answers on rank 0's node, but not on this one (%s): see systemctl status munge" % err)
         except ValueError:
-            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: set MASTER_PORT to another port, "
-                         "and tell your centre" % self.environ['MASTER_PORT'])
+            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell your "
+                         "centre" % self.environ['MASTER_PORT'])
 
-    def signature(self, key: str, data: bytes) -> bytes:
-        """The signature of a message under this key."""
-        return hmac.new(self.key, key.encode() + b'=' + data, hashlib.sha256).hexdigest().encode() if self.key else b''
+    def sign(self, key: str, data: bytes) -> str:
+        """The signature of a message under this key; '' without a secret."""
+        return hmac.new(self.secret, key.encode() + b'=' + data, hashlib.sha256).hexdigest() if self.secret else ''
 
     def put(self, key: str, thing: 'Any') -> None:
         """Store a message under this key. :raises NotMet: the store is gone"""
         data = messages.dump(thing)
-        self.call(self.store.set, key, (self.signature(key, data) + data).decode())
+        self.call(self.store.set, key, self.sign(key, data) + data.decode())
 
     def load(self, key: str, data: bytes) -> 'Any':
         """
         The message that was found under this key. :raises Unsigned: somebody else has written it
         :raises ValueError: it is no message
         """
-        signature, data = (data[:64], data[64:]) if self.key else (b'', data)
-        if not hmac.compare_digest(signature, self.signature(key, data)):
+        signature, data = (data[:64], data[64:]) if self.secret else (b'', data)
+        if not hmac.compare_digest(signature, self.sign(key, data).encode()):
             raise Unsigned("another user wrote %s into PyTorch's store" % key)
         return messages.load(data)
 
@@ -153,7 +162,7 @@ class Store:
 
     def join(self, said: dict, end: float) -> 'Any':
         """As a node but rank 0's: say this at first; returns the answer 'go'."""
-        self.get_key(end)
+        self.get_secret(end)
         self.number = self.count('nodes', 1)
         self.put('come-%d' % self.number, said)
         return self.get('go', end)
