@@ -330,7 +330,7 @@ def test_only_the_first_store_of_rank_0_is_the_server_except_under_torchrun(monk
     monkeypatch.setitem(sys.modules, 'torch', torch)
     monkeypatch.setitem(sys.modules, 'torch.distributed', torch.distributed)
     shared = []
-    monkeypatch.setattr(meet.Store, 'share_secret', shared.append)
+    monkeypatch.setattr(meet.Store, 'share_secret', lambda self: shared.append(1))
     meet.Store({**environ, 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}, 7, first)
     dist = torch.distributed
     assert dist.mock_calls == [
