@@ -308,16 +308,6 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     busy.set()
 
 
-def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
-    def fails(*_):
-        raise ModuleNotFoundError("No module named 'torch.distributed'")
-
-    monkeypatch.setattr(probe.meet, 'Store', type('Store', (), {'__init__': fails}))
-    one = probe.Probe(types.SimpleNamespace(send=lambda said: None))
-    one.environ = {'RANK': '0'}
-    assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
-
-
 def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
     def fails(_, seconds):
         raise OSError(24, 'Too many open files')
