@@ -327,7 +327,7 @@ def files(tmp_path):
     """Function that writes a changed record: its path."""
     def write(name='bench.json', **changes):
         path = tmp_path / name
-        path.write_text(json.dumps({**copy.deepcopy(RECORD), **changes}))
+        records.write({**copy.deepcopy(RECORD), **changes}, str(path))
         return str(path)
     return write
 

@@ -343,10 +343,11 @@ def test_only_the_first_store_of_rank_0_is_the_server_except_under_torchrun(monk
     (RuntimeError('\nBroken pipe\nException raised from ...'), 'Broken pipe'), (KeyError(), 'KeyError()'), (OSError('x' * 999), 'x' * 300)])
 def test_what_the_store_itself_says_ends_in_one_line(error, says):
     one = store()
-    one.store.set = raising(error)
-    with pytest.raises(meet.NotMet) as lost:
-        one.put('x', 1)
-    assert str(lost.value) == says
+    one.store = types.SimpleNamespace(**dict.fromkeys(('set', 'add', 'wait', 'multi_get', 'check'), raising(error)))
+    for ask in (lambda: one.put('x', 1), lambda: one.count('x'), lambda: one.wait('x', 0), lambda: one.raw(['x']), lambda: one.is_there('x')):
+        with pytest.raises(meet.NotMet) as lost:
+            ask()
+        assert str(lost.value) == says
 
 
 @pytest.mark.parametrize('end, waits', [(160, 60), (90, 0.05)])

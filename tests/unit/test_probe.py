@@ -12,7 +12,7 @@ import pytest
 
 from slingtorch.job import __main__ as program, meet, nccl, probe
 from slingtorch.job.machine import Machine
-from testbed import raising
+from testbed import derecho, raising
 
 
 @pytest.fixture
@@ -164,6 +164,14 @@ def test_where_plugins_are(tmp_path):
 
 def test_interfaces_of_a_plugin():
     assert nccl.interfaces({'ncclNetPlugin_v10', 'ncclNetPlugin_v9', 'ncclNetPlugin_v', 'ncclCollNetPlugin_v7', 'main'}) == [9, 10]
+
+
+@pytest.mark.parametrize('name, text, refuses', [
+    ('libnccl.so.2', 'Duplicate GPU detected : rank', True), ('librccl.so.1', 'ranks using the same GPU', True),
+    ('libnccl.so.2', 'one GPU for each rank', False), ('libother.so', 'Duplicate GPU detected', False)])
+def test_two_ranks_on_a_gpu(tmp_path, name, text, refuses):
+    path = derecho.shared_library(tmp_path / name, source=f'const char *text = "{text}";')
+    assert nccl.refuses_to_share(['/nowhere/libnccl.so.2', str(path)]) == refuses
 
 
 # --- the start of a program
