@@ -9,9 +9,6 @@ from typing import Any
 from slingtorch import sites
 from slingtorch.job.records import FORMAT, VERSION, BenchError, parse_size, table, wrong_values
 
-NOTHING_COMPARED = 3
-"""Exit status when a verdict was requested but there is no reference figure."""
-
 
 def read(path: str) -> dict:
     """The record in a file; BenchError if it has none."""
@@ -105,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.site:
         lines, well = judge(record, sites.load(args.site))
         print('\n'.join([''] + lines))
-        status = status or {True: 0, False: 1, None: NOTHING_COMPARED}[well]
+        status = status or {True: 0, False: 1, None: 3}[well]
     return status
 
 
