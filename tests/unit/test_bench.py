@@ -538,6 +538,7 @@ def test_results_replace_results(tmp_path):
 
 def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
     (tmp_path / 'link').symlink_to('file')
+    (tmp_path / f'file.part-{os.getpid()}').write_text('of another process')
     seen = []
     monkeypatch.setattr(records.os, 'fsync', lambda number: seen.append((os.fstat(number).st_size, set(os.listdir(tmp_path)))))
     records.write({}, f'{tmp_path}/link')

@@ -81,7 +81,7 @@ def conduct(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(vet, 'Child', mock.Mock())
         status = vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size or len(come)), 'SLURM_STEP_NODELIST': hosts}, str(tmp_path)),
                          argparse.Namespace(rounds=rounds, write=f'{tmp_path}/vet', json=f'{tmp_path}/json', reference=reference))
-        lists = ['%s: %s' % (name, (tmp_path / f'vet.{name}').read_text().split()) for name in ('vetted', 'cordon')]
+        lists = ['%s: %s' % (name, (tmp_path / f'vet.{name}').read_text().split('\n')[:-1]) for name in ('vetted', 'cordon')]
         said = '; '.join(str(call).replace('call.', '') for call in store.mock_calls[1:])
         return '\n'.join([capsys.readouterr().out + said, *lists, 'status: %d' % status, ''])
     return run
