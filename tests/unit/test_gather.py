@@ -139,7 +139,7 @@ def test_a_rank_that_never_writes_is_missed(first, tmp_path):
 
 
 @pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2), b'[7]',
-                                  b'{"pid": 1e999}', b'{"pid": %s}' % (b'9' * 5000)])
+                                  b'{"pid": 1e999}', b'{"pid": %s}' % (b'9' * 5000), b'{"report": {}, "details": {}}'])
 def test_a_file_that_is_no_message_is_no_traceback(first, data):
     with open(os.path.join(first.place, 'rank-1'), 'wb') as stream:
         stream.write(data)
@@ -609,10 +609,15 @@ def test_what_a_child_started_ends_with_it_and_it_ends_with_its_rank():
     assert running(grandchild) and child.end() == '-9'
     assert messages.until(lambda: not running(grandchild), time.monotonic() + 60)
     ours, theirs = os.pipe()
-    if not os.fork():
-        os.write(theirs, b'%d' % messages.Child(lambda pipe: time.sleep(600)).pid)
-        os._exit(0)
-    os.wait()
+    rank = os.fork()
+    if not rank:
+        try:
+            child = messages.Child(lambda pipe: pipe.send('a word') or time.sleep(600))
+            child.hear(time.monotonic() + 60)       # it may not be as far yet
+            os.write(theirs, b'%d' % child.pid)
+        finally:
+            os._exit(0)
+    os.waitpid(rank, 0)
     pid = int(os.read(ours, 100))
     assert messages.until(lambda: not running(pid), time.monotonic() + 60)
     os.close(ours)

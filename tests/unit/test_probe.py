@@ -40,7 +40,9 @@ def test_rank_0_s_node_waits_for_all_others(one, world, others, go):
     assert one.sent == [{'facts': {}, 'phase': 'import', 'imported': 1, 'nodes': others, 'met': True}]
 
 
-def test_a_job_of_one_rank_has_no_network_to_try(one):
+def test_without_a_store_and_in_a_job_of_one_rank_there_is_no_network_to_try(one):
+    one.environ, one.open = {'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, lambda _: None
+    assert one.come(50) is False
     one.environ, one.open = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_WORLD_SIZE': '1'}, lambda _: mock.Mock(
         **{'others.return_value': {}})
     assert one.come(50) is False
