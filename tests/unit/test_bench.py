@@ -37,8 +37,15 @@ def operations(ranks, rank, kind='gloo'):
 
 def test_all_operations_are_known_and_mpi_gathers_into_lists():
     assert list(operations(4, 0)) == records.OPERATIONS
-    assert operations(4, 0)['all_gather'].run == 'whole' and callable(operations(4, 0, 'mpi-gpu')['all_gather'].run)
-    assert operations(4, 0)['reduce_scatter'].run == 'shared'
+    assert operations(4, 0)['all_gather'].run == 'whole' and operations(4, 0)['reduce_scatter'].run == 'shared'
+    dist = mock.MagicMock()     # with PyTorch's new names
+    found, parts = measuring.operations_of(dist, 'mpi-gpu', 1, 4), mock.Mock(**{'chunk.side_effect': range})
+    found['all_gather'].run(parts, 'sent')
+    dist.all_gather.assert_called_once_with([0, 1, 2, 3], 'sent')
+    found['send_receive'].run('received', 'sent')
+    assert dist.P2POp.mock_calls == [mock.call(dist.isend, 'sent', 2), mock.call(dist.irecv, 'received', 0)]
+    assert found['reduce_scatter'].run is dist.reduce_scatter_single
+    assert measuring.operations_of(dist, 'nccl', 1, 4)['all_gather'].run is dist.all_gather_single
 
 
 @pytest.mark.parametrize('operation,factor', [
