@@ -206,6 +206,7 @@ def pytorch(gpus, size=2, add=2):
 
     def tell(things, thing):
         other = (1, 'rank 1 on n1') if isinstance(thing, tuple) and thing[0] else 'Socket' if 'AWS' in str(thing) else thing
+        assert things == [None] * size
         things[:] = [thing] + [other] * (size - 1)
 
     def all_to_all(received, sent):
@@ -271,11 +272,13 @@ def test_usual_sizes_and_numbers_of_repetitions(measure, tmp_path, gpus, words, 
 
 
 def test_a_rank_alone_and_a_backend_that_is_named(measure):
-    words = ['--backend', 'gloo', '--operations', 'send_receive', 'all_reduce', '--max', '32K', '--seconds', '0']
+    words = ['--backend', 'gloo', '--operations', 'send_receive', 'broadcast', 'all_reduce', '--max', '32K', '--seconds', '0']
     torch = pytorch(1, size=1, add=0)
+    torch.distributed.broadcast.side_effect = RuntimeError('broadcast is not implemented')
     status, out, _ = measure(torch, *words, **{**TWO, 'WORLD_SIZE': '1'})
     assert status == 0 and torch.distributed.all_reduce.call_count == 1 + 3 + 3 + 1
-    assert [line for line in out.splitlines() if 'note' in line] == ['note: send_receive: a single rank has no partner']
+    assert [line for line in out.splitlines() if 'note' in line] == [
+        'note: send_receive: a single rank has no partner', 'note: broadcast: this backend: RuntimeError: broadcast is not implemented']
     assert '\n  network of gloo: TCP\n' in out and not torch.cuda.set_device.called
 
 

@@ -252,8 +252,10 @@ def killed_first(directory):
 def test_files_of_a_start_that_was_killed_are_not_taken_for_those_of_this_one(tmp_path):
     killed_first(tmp_path)
     files = gather.Files(environment(tmp_path, 1))
-    with pytest.raises(gather.PeerLost, match='no answer from the first rank of this node, which has written nothing'):
+    with pytest.raises(gather.PeerLost) as lost:
         files.wait_for_first(time.monotonic() + 0.1)
+    assert str(lost.value) == (f'no answer from the first rank of this node, which has written nothing to {files.places[0]} (a container '
+                               'with --contain has its own /tmp): see its own messages, and check LOCAL_RANK in the job script')
     files.place = files.places[0]
     files.write('rank-1', reported(1))
     local = gather.LocalRanks(environment(tmp_path))
