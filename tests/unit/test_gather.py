@@ -65,6 +65,7 @@ NAMES = ', '.join(findings.NAMES)
     ({'MASTER_ADDR': ''}, 'MASTER_ADDR is not set. Start this with the runscript: srun ... $RUNSCRIPTS/conda-python-distributed --check'),
     ({'LOCAL_WORLD_SIZE': '-1'}, "LOCAL_WORLD_SIZE='-1' is not a number"), ({'LOCAL_RANK': '1'}, 'rank 0 has LOCAL_RANK=1, but must have 0'),
     ({'SLINGTORCH_CHECK_IGNORE': 'cores,b,a'}, "SLINGTORCH_CHECK_IGNORE: no finding has the name 'a'. Write 1 for all, or names: " + NAMES),
+    ({'SLINGTORCH_CHECK_IGNORE': 'yes'}, "SLINGTORCH_CHECK_IGNORE: no finding has the name 'yes'. Write 1 for all, or names: " + NAMES),
     ({'RANK': '1', 'SLINGTORCH_CHECK_IGNORE': '1'}, None), ({'SLINGTORCH_CHECK_IGNORE': 'cores'}, None),
 ])
 def test_a_start_that_cannot_be(changed, says, capsys):
