@@ -295,10 +295,14 @@ def test_what_ends_a_measurement(measure, torch, environ, says):
     assert (status, out, err) == ('_exit 1', '', f'slingtorch bench: {says}\n')
 
 
-def test_an_error_of_an_operation_that_is_supported_ends_it(measure):
+def test_a_rank_that_dies_ends_it_and_what_was_measured_is_there(measure, tmp_path):
     torch = pytorch(0)
-    torch.distributed.all_reduce.side_effect = RuntimeError('Connection reset by peer')
-    assert 'RuntimeError: Connection reset by peer. If a rank' in measure(torch, **TWO)[2]
+    torch.distributed.broadcast.side_effect = RuntimeError('Connection reset by peer')
+    words = ['--operations', 'all_reduce', 'broadcast', '--max', '32K', '--seconds', '0', '--json', f'{tmp_path}/x']
+    status, _, err = measure(torch, *words, **TWO)
+    assert status == '_exit 1' and 'rank 0 on n0: RuntimeError: Connection reset by peer. If a rank or its node is gone, ' in err
+    record = json.loads((tmp_path / 'x').read_text())
+    assert not record['complete'] and [row['operation'] for row in record['results']] == ['all_reduce']
 
 
 def test_a_file_that_cannot_be_written_ends_it_at_once(measure):

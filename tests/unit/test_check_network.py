@@ -308,19 +308,6 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     busy.set()
 
 
-def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
-    def fails(_, seconds):
-        raise OSError(24, 'Too many open files')
-
-    said = []
-    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
-    monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
-    monkeypatch.setattr(probe.Probe, 'come', fails)
-    probe.run(types.SimpleNamespace(send=lambda found: said.append(dict(found))), 1, [])
-    assert said[-1]['phase'] == 'rendezvous' and said[-1]['over']
-    assert said[-1]['error'] == f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {__file__})'
-
-
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])

@@ -446,7 +446,7 @@ class Library:
 def test_an_authentic_credential_of_this_user_is_opened_at_any_time(monkeypatch, decode):
     """Expired or of the future (a clock that is wrong), or opened before (by another rank of this node)."""
     library = Library(decode=decode)
-    monkeypatch.setattr(munge.ctypes, 'CDLL', lambda name: library)
+    monkeypatch.setattr(munge.ctypes, 'CDLL', {'libmunge.so.2': library}.get)
     one = munge.Munge()
     text = one.seal(b'secret\0x')
     assert one.open(text) == b'secret\0x'
@@ -458,7 +458,7 @@ def test_an_authentic_credential_of_this_user_is_opened_at_any_time(monkeypatch,
     ({'decode': 18}, munge.NoMunge, ValueError), ({'decode': 14}, munge.NoMunge, ValueError),
     ({'user': 12345}, munge.NoMunge, ValueError)])
 def test_a_credential_that_is_not_this_users(monkeypatch, answers, seals, opens):
-    monkeypatch.setattr(munge.ctypes, 'CDLL', lambda name: Library(**answers))
+    monkeypatch.setattr(munge.ctypes, 'CDLL', {'libmunge.so.2': Library(**answers)}.get)
     with pytest.raises(seals):
         munge.Munge().seal(b'x')
     if opens == b'x':
@@ -484,14 +484,6 @@ def test_the_secret_of_rank_0s_node(monkeypatch, credential, answer, says):
     else:
         one.get_secret(time.monotonic() + 0.1)
         assert one.secret == b''
-
-
-@pytest.mark.parametrize('said', RUBBISH)
-def test_what_rank_0_says_in_another_form_is_no_message(said):
-    try:
-        assert not messages.has_form(store(go=said).get('go', time.monotonic()), {'now': float, 'go': bool})
-    except ValueError:
-        pass
 
 
 def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():

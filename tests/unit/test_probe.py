@@ -131,10 +131,16 @@ def test_pytorch_is_imported_and_what_it_took(one, monkeypatch, tmp_path):
     assert environ['NCCL_DEBUG_FILE'] == '/dev/null'
 
 
-def test_an_import_that_fails_is_the_error(one, monkeypatch):
+def test_an_error_is_that_of_the_import_or_of_the_rendezvous(one, monkeypatch):
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
+    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'words': words}))
+    one.load, one.come = lambda: None, raising(OSError(24, 'Too many open files'))
+    probe.run(None, 5, ['train.py'])
+    assert one.sent.pop() == {
+        'facts': {}, 'phase': 'rendezvous', 'imported': 1, 'over': True, 'maps': probe.mapped_libraries(), 'script': {'words': ['train.py']},
+        'error': f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {raising.__code__.co_filename})'}
     one.load = raising(ImportError('libmkl.so:\nno such file\n\nthird\nfourth' + 'x' * 999))
-    one.result.pop('imported')
+    one.result = {'facts': {}, 'phase': 'import'}
     probe.run(None, 5, [])
     assert one.sent == [{'facts': {}, 'phase': 'import', 'over': True, 'maps': probe.mapped_libraries(), 'error':
                          f'import torch failed: ImportError: libmkl.so: no such file  (in {raising.__code__.co_filename})'}]
