@@ -211,7 +211,7 @@ def pytorch(gpus, size=2, add=2):
 
     def all_to_all(received, sent):
         received.fill_(1, 2)
-        received.values[3] = 9
+        received.values[12] = 9
 
     dist.init_process_group.side_effect, dist.all_gather_object.side_effect = start, tell
     dist.all_reduce.side_effect = lambda data: data.fill_(*[value + add for value in data.values])

@@ -71,7 +71,9 @@ def test_a_store_that_cannot_be_opened(one, monkeypatch, rank, said, lost):
     one.environ = {'RANK': rank}
     monkeypatch.setattr(meet, 'why_not', lambda environ, text='': f'why not ({text})')
     monkeypatch.setattr(meet.Store, '__init__', raising(meet.NotMet(said)))
-    assert one.open(5) is None and one.sent == [{'facts': {}, 'phase': 'import', 'imported': 1, 'lost': lost}]
+    joins = []
+    monkeypatch.setattr(probe.threading, 'Thread', lambda target, daemon: types.SimpleNamespace(start=target, join=joins.append))
+    assert one.open(50) is None and joins == [11, 52] and one.sent == [{'facts': {}, 'phase': 'import', 'imported': 1, 'lost': lost}]
 
 
 @pytest.mark.parametrize('rank, calls, says', [
@@ -193,11 +195,12 @@ def test_two_ranks_on_a_gpu(tmp_path, name, text, refuses):
     ('socket', '{}/x/socket.py', False), ('a.socket', '{}/socket.py', False)])
 def test_a_module_that_hides_pythons_own(monkeypatch, tmp_path, capsys, name, path, says):
     path = path.format(tmp_path)
-    monkeypatch.setattr(sys, 'modules', {name: types.SimpleNamespace(__file__=path), 'b': None})
-    monkeypatch.setattr(sys, '__excepthook__', lambda *words: print(words))
-    monkeypatch.setenv('PYTHONPATH', f'/x:{tmp_path}')
     error = AttributeError('no create_server')
-    program.name_shadows(AttributeError, error, None)
+    with monkeypatch.context() as planted:
+        planted.setitem(sys.modules, name, types.SimpleNamespace(__file__=path))
+        planted.setattr(sys, '__excepthook__', lambda *words: print(words))
+        planted.setenv('PYTHONPATH', f'/x:{tmp_path}')
+        program.name_shadows(AttributeError, error, None)
     assert capsys.readouterr() == ('' if says else f'{(AttributeError, error, None)}\n', (
         f"slingtorch: PYTHONPATH: 'import {name}' loads {path} instead of Python's own module {name} (AttributeError: no create_server). "
         'Rename this file, or remove its directory from PYTHONPATH\n') * says)

@@ -131,8 +131,8 @@ def test_versions_of_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(report.os.path, 'exists', lambda path: path == '/bundle/.git')
     monkeypatch.setattr(report.subprocess, 'run', lambda *_, **more: types.SimpleNamespace(stdout=''))
     monkeypatch.setattr(report.gpus, 'amd_driver', lambda machine: '6.3.6')
-    lines = report.versions().splitlines()
-    assert lines[0] == f'slingtorch  {__version__} (checkout of unknown revision) in /bundle' and lines[4] == 'GPU driver  6.3.6'
+    other = report.versions().splitlines()
+    assert other[0] == f'slingtorch  {__version__} (checkout of unknown revision) in /bundle' and other[4] == 'GPU driver  6.3.6'
     assert lines[:2] == [f'slingtorch  {__version__} in /bundle',
                          'EasyBuild   not in this Python (import of easybuild.tools.version halted; None in sys.modules)']
     assert lines[3].startswith('system      unknown, Linux ') and lines[4:] == ['GPU driver  none', 'modules     none loaded']
