@@ -500,6 +500,12 @@ def test_who_reads_the_verdict_is_waited_for_3_s(monkeypatch, heard, all_heard):
     assert one.store.kept['word'] == b'"0"' and ends == [(all_heard, 103)]
 
 
+def test_a_node_joins():
+    one, asked, end = store(nodes=4, go=b'7'), [], time.monotonic()
+    one.get_secret = asked.append
+    assert (one.join({'a': 1}, end), one.number, asked) == (7, 5, [end]) and one.store.kept['come-5'] == b'{"a": 1}'
+
+
 def test_a_node_reports_and_hears_the_verdict():
     one = store(word=messages.dump('1' * 99))
     one.number = 5
