@@ -94,19 +94,20 @@ def test_the_network_is_tried_with_one_rank_of_each_node(one, monkeypatch, gpu):
     monkeypatch.setitem(sys.modules, 'torch', torch)
     monkeypatch.setitem(sys.modules, 'torch.distributed', torch.distributed)
     for name, value in (('rise', lambda reduce, zeros, ranks, watch: reduce(zeros(ranks)) and 0.25), ('connections', lambda: ['one']),
-                        ('totals', lambda found: {'sent': found}), ('address_of_gloo', lambda environ: '10.0.0.1')):
+                        ('totals', lambda found: {'sent': found}), ('unanswered', lambda *words: words), ('address_of_gloo', lambda environ: '10.0.0.1')):
         monkeypatch.setattr(probe.network, name, value)
     one.log.write(b'Using network IB\n')
-    one.nodes, one.store = OTHERS, mock.Mock(number=1)
+    one.nodes, one.store, one.environ = OTHERS, mock.Mock(number=int(gpu)), {'LOCAL_WORLD_SIZE': '4', 'MASTER_PORT': '23000'}
     monkeypatch.setattr(probe.network.Watch, 'enter', lambda self, name: None)
     one.collective(torch, 5)
     dist, backend = torch.distributed, 'nccl' if gpu else 'gloo'
     assert one.result == {
         'facts': {'backend': backend, 'address of gloo': '10.0.0.1'}, 'phase': 'collective', 'imported': 1,
-        'told': {'sent': ['one'], 'seconds': 0.25}, **({'network': 'IB', 'provider': None, 'plugin': None} if gpu else {})}
+        'told': {'sent': ['one'], 'seconds': 0.25}, **({
+            'unanswered': ((23000, 8), 8), 'network': 'IB', 'provider': None, 'plugin': None} if gpu else {})}
     assert [said['phase'] for said in one.sent] == ['rendezvous', 'collective']
     assert dist.init_process_group.mock_calls == [mock.call(
-        backend, store=dist.PrefixStore.return_value, world_size=3, rank=1, timeout=datetime.timedelta(seconds=5))]
+        backend, store=dist.PrefixStore.return_value, world_size=3, rank=int(gpu), timeout=datetime.timedelta(seconds=5))]
     assert dist.PrefixStore.mock_calls == [mock.call('trial', one.store.another().store)]
     assert torch.zeros.mock_calls == [mock.call(3, device='cuda:0' if gpu else 'cpu')]
     dist.all_reduce.assert_called_once_with(torch.zeros.return_value)

@@ -164,11 +164,11 @@ def test_gpus(tmp_path, kind, toolkit, gpu, vendor, says):
 
 def test_what_differs_from_a_module():
     one = own('cuda', '', [('mpi4py', 'x'), ('horovod', 'x')], EBROOTPYTORCH='/sw/PyTorch', A='mine', B='same',
-              C='x', APPTAINER_BINDPATH='/x')
+              C='x', Z='2', APPTAINER_BINDPATH='/x')
     one.toolkit = '12.4'
     one.report.add('yellow', 'torch', 'it is in your home', 'remove it')
-    assert values.differences(Site(), one, {'A': '1', 'B': 'same', 'C': None, 'NEW': '1', 'APPTAINER_BINDPATH': '/b'}) == [
-        'replaced, as a module would: A=mine. Export yours after this line',
+    assert values.differences(Site(), one, {'A': '1', 'B': 'same', 'C': None, 'NEW': '1', 'Z': '3', 'APPTAINER_BINDPATH': '/b'}) == [
+        'replaced, as a module would: A=mine, Z=2. Export yours after this line',
         "a PyTorch module is loaded (/sw/PyTorch), and it needs no --values. To use your own PyTorch, run 'module unload PyTorch', "
         'then this again', 'torch: it is in your home; remove it',
         "mpi4py and horovod is installed and uses an MPI that must understand your launcher: with 'export SLINGTORCH_MPI=auto' each "
