@@ -137,9 +137,9 @@ def test_pytorch_is_imported_and_what_it_took(one, monkeypatch, tmp_path):
 def test_an_error_is_that_of_the_import_or_of_the_rendezvous(one, monkeypatch):
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
     monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'words': words}))
-    one.load, one.come, one.collective = lambda: 'torch', lambda seconds: seconds == 5, raising(ValueError('no network'))
+    one.load, one.come, one.collective = lambda: 'torch', lambda seconds: seconds == 5, lambda *words: raising(ValueError(words))()
     probe.run(None, 5, [])
-    assert one.sent.pop()['error'].startswith('the rendezvous failed: ValueError: no network (in ')
+    assert one.sent.pop()['error'].startswith('the rendezvous failed: ValueError: (\'torch\', 5) (in ')
     one.come = raising(OSError(24, 'Too many open files'))
     probe.run(None, 5, ['train.py'])
     assert one.sent.pop() == {
