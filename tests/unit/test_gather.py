@@ -81,10 +81,12 @@ def test_a_start_that_cannot_be(changed, says, capsys):
     (gather.PeerLost('gone'), {'SLINGTORCH_CHECK_IGNORE': 'no-answer'}, 0, 'rank ? on n1: gone'),
     (RuntimeError("can't start new thread"), {}, 1, "rank ? on n1: can't start new thread (see ulimit -u, or a filter of the container): "
      "ask for more processes in the job, or have the limit raised where it is set")])
-def test_what_ends_a_rank(monkeypatch, capsys, error, environ, status, says):
+def test_what_ends_a_rank(monkeypatch, error, environ, status, says):
+    stream = mock.Mock()
+    monkeypatch.setattr(sys, 'stderr', stream)
     monkeypatch.setattr(gather.limits, 'few_processes', lambda machine: '')
     assert gather.guarded('check', types.SimpleNamespace(node='n1', environ=environ), raising(error)) == status
-    assert capsys.readouterr().err == f'slingtorch check: {says}\n'
+    assert stream.mock_calls == [mock.call.write(f'slingtorch check: {says}\n'), mock.call.flush()]
 
 
 def test_the_verdict_of_rank_0_is_the_status():
