@@ -488,6 +488,17 @@ def test_the_secret_of_rank_0s_node(monkeypatch, credential, answer, says):
         assert one.secret == b''
 
 
+@pytest.mark.parametrize('there', [True, False])
+def test_rank_0s_node_shares_a_secret_if_there_is_munge(monkeypatch, there):
+    one, used, sealed = store(), [], []
+    one.use = used.append
+    monkeypatch.setattr(munge, 'Munge', lambda: types.SimpleNamespace(seal=lambda secret: sealed.append(secret) or 'MUNGE:x')
+                        if there else raising(munge.NoMunge('no library'))())
+    one.share_secret()
+    assert one.store.kept == {'secret': b'MUNGE:x' if there else b''} and used == (sealed if there else [b''])
+    assert len(used[0]) == 32 * there
+
+
 def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():
     one = store(report_1=b'{}')
     assert one.reports([1, 2], time.monotonic() + 0.1) == {1: {}}

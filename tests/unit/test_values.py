@@ -129,10 +129,10 @@ def test_where_the_plugin_is(site, says):
 
 
 def test_the_plugin_is_there(tmp_path):
-    wheels.toy_plugin(tmp_path / 'libnccl-net.so', [3])
+    wheels.toy_plugin(tmp_path / 'libnccl-net.so', [3, 5])
     one = own('cuda', '13.2', nccls=['/nowhere'], LD_LIBRARY_PATH='')
     assert values.differences(Site(), one, {values.NET: '1', 'LD_LIBRARY_PATH': str(tmp_path)}) == [
-        f'plugin: whether NCCL can load {tmp_path}/libnccl-net.so (v3 to v3): no NCCL shows it']
+        f'plugin: whether NCCL can load {tmp_path}/libnccl-net.so (v3 to v5): no NCCL shows it']
 
 
 def test_plugin_that_cannot_be_read(tmp_path):
