@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -192,7 +193,9 @@ def test_a_pytorch_that_is_there(environment):
         'torch/lib/librccl.so.1', 'torch/../nvidia/nccl/lib/libnccl.so.2', 'torch/../_rocm_sdk_x/lib/librccl.so',
         f'{torch.parents[3]}/lib/librccl.so.1']
     (torch / 'version.py').write_text("__version__ = '9.9.0+cpu'\ncuda = None\nhip = None\n")
-    one = values.OwnPyTorch(values.Machine(env))
+    with mock.patch.object(values.look, 'look_at_torch', wraps=values.look.look_at_torch) as look:
+        one = values.OwnPyTorch(values.Machine(env))
+    assert look.call_args[0][2:] == (str(torch), one.found['home']) and one.found['home'].startswith(env['HOME'])
     assert (one.kind, one.toolkit) == (None, '')
     assert one.what() == f'PyTorch 9.9.0+cpu for processors, in {env["PATH"].split(":")[0]}/python'
 
