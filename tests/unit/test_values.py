@@ -10,7 +10,7 @@ import pytest
 
 from slingtorch import sites as SITES
 from slingtorch.commands import values
-from testbed import ROOT, parse_env0, wheels
+from testbed import ROOT, derecho, parse_env0, wheels
 
 
 @pytest.fixture
@@ -131,7 +131,8 @@ def test_where_the_plugin_is(site, says):
 
 def test_the_plugin_is_there(tmp_path):
     wheels.toy_plugin(tmp_path / 'libnccl-net.so', [3, 5])
-    one = own('cuda', '13.2', nccls=['/nowhere'], LD_LIBRARY_PATH='')
+    nccl = derecho.shared_library(tmp_path / 'libnccl.so.2', source='int no_interface;')
+    one = own('cuda', '13.2', nccls=['/nowhere', nccl], LD_LIBRARY_PATH='')
     assert values.differences(Site(), one, {values.NET: '1', 'LD_LIBRARY_PATH': str(tmp_path)}) == [
         f'plugin: whether NCCL can load {tmp_path}/libnccl-net.so (v3 to v5): no NCCL shows it']
 

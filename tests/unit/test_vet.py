@@ -106,8 +106,8 @@ def test_what_rank_0_says_and_asks(conduct, tmp_path):
     text += json.dumps(json.loads((tmp_path / 'json').read_text())) + '\n'
     text += conduct(come(3), lambda number: {'best': [5.0] if number != 3 else []}, rounds=1)
     cards = {'hsn%d' % number: 25.0 for number in range(4)}
-    text += conduct(come(2, gpus=2, rates=cards), lambda number: {
-        'best': [20.0, 20.5], 'network': 'AWS Libfabric', 'provider': 'cxi' if number == 2 else ''}, size=3)
+    text += conduct(come(3, gpus=2, rates=cards), lambda number: {
+        'best': [20.0, 20.5], 'network': 'AWS Libfabric', 'provider': 'cxi' if number == 2 else ''}, size=4)
     for figure, rates, reference in ((40, {'a': 25.0}, ()), (0.4, {'a': 25.0}, ()), (40, {}, ()), (40, {}, [('gloo', 80)])):
         text += conduct(come(2, rates=rates), report(float(figure)), reference=reference)
     text += conduct(come(1), report(5.0))
