@@ -534,7 +534,9 @@ def test_results_replace_no_other_file(program, tmp_path, capsys):
         (tmp_path / 'file').write_bytes(text)
         with pytest.raises(SystemExit) as stopped:
             main(['--json', str(tmp_path / 'file')])
-        assert stopped.value.code == 2 and 'this one is not overwritten' in capsys.readouterr().err
+        assert stopped.value.code == 2 and capsys.readouterr().err.endswith(
+            f': error: argument --json: {tmp_path}/file exists and has no results of slingtorch: choose another file, since this one '
+            'is not overwritten\n')
         assert (tmp_path / 'file').read_bytes() == text
 
 
