@@ -244,7 +244,6 @@ def of_process(monkeypatch, environ, **planted):
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
     one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
     return one
 
 
@@ -327,30 +326,6 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     assert one.result['late'] == said[0] and bool(store) == comes
     assert comes or one.result['lost'] == 'Connection refused'
     busy.set()
-
-
-def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
-    def fails(*_):
-        raise ModuleNotFoundError("No module named 'torch.distributed'")
-
-    monkeypatch.setattr(probe.meet, 'Store', type('Store', (), {'__init__': fails}))
-    one = probe.Probe(types.SimpleNamespace(send=lambda said: None))
-    one.environ = {'RANK': '0'}
-    assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
-
-
-def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
-    def fails(_, seconds):
-        raise OSError(24, 'Too many open files')
-
-    said = []
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
-    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
-    monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
-    monkeypatch.setattr(probe.Probe, 'come', fails)
-    probe.run(types.SimpleNamespace(send=lambda found: said.append(dict(found))), 1, [])
-    assert said[-1]['phase'] == 'rendezvous' and said[-1]['over']
-    assert said[-1]['error'] == f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {__file__})'
 
 
 @pytest.mark.parametrize('level', ['yellow', 'red'])
