@@ -81,8 +81,8 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
     found = []
     for rule, finding in log.findings.items():
         if not rule.fact and true.issuperset(rule.needs) and not true.intersection(rule.unless):
-            different, size = len(finding.distinct), finding.groups.get(rule.of)
-            if not rule.distinct or (different < int(size) if size else different >= rule.times):
+            different, size = len(finding.distinct), finding.groups.get('size')
+            if not rule.distinct or (different < int(size) if size else different > 1):
                 found.append(finding)
     log.compare_ranks(found)
     for finding in found:
