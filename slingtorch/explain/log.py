@@ -36,7 +36,7 @@ FAILED = re.compile(r'(?i)error|fail|abort|traceback|timed? ?out|exception|kille
 SOFT = re.compile(r'\bW(?:ARN(?:ING)?|arning)\b|\[W\d|\bINFO\b|\w+Warning:|\bDEBUG\b')
 LOUD = re.compile(r'NCCL|NET/OFI|MPICH|GTL|libfabric|<warn>')
 # what is worth quoting where nothing is known, and what sound logs have of it
-TROUBLE = re.compile(rb'(?i)\b(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|denied|refused|'
+TROUBLE = re.compile(rb'(?i)(?:\b|\x1b\[[\d;]*m)(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|denied|refused|'
                      rb'invalid|cannot|unable)\b')
 SOUND = re.compile(
     rb'(?i)(?:Future|User|Deprecation|Runtime|Import|Syntax|Resource)Warning|\berrors?[\s:=]+0\b|'

@@ -16,6 +16,7 @@ import pytest
 from slingtorch import explain
 from slingtorch.explain import tables
 from slingtorch.explain import log as explain_log
+from slingtorch.explain.answers import Answer
 from testbed.expected import expected
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,6 +30,24 @@ STATE = ("[rank{0}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GU
          "(either an error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed "
          "NCCL work: 807.\n")
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step tasks have been OOM Killed\n"
+OUT_OF_MEMORY = 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n'
+NCCL_MEMORY = 'NCCL WARN Failed to CUDA malloc 6291456 bytes\n'
+DISK = 'OSError: [Errno 122] Disk quota exceeded\n'
+TRACEBACK = """[rank{0}]: Traceback (most recent call last):
+[rank{0}]:   File "/home/me/train.py", line {1}, in main
+[rank{0}]:     loss = step(batch)
+[rank{0}]:   File "/env/lib/python3.12/site-packages/torch/nn/functional.py", line 30, in cross_entropy
+[rank{0}]:     return torch._C._nn.cross_entropy_loss(input)
+[rank{0}]: ValueError: {2}
+"""
+ROOT_CAUSE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-06-16_02:08:15
+  host      : nid001002
+  rank      : {0} (local_rank: 1)
+  exitcode  : 1 (pid: 4711)
+"""
 
 
 def read(text, facts=(), name='job.log'):
@@ -143,7 +162,6 @@ def test_the_texts_are_in_every_sample():
 # --- time and phase
 
 STEPS = ''.join('step %d loss %d.5\n' % (number, number) for number in range(9))
-OUT_OF_MEMORY = 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n'
 
 
 @pytest.mark.parametrize('line', [
@@ -263,7 +281,7 @@ def test_the_evidence_keeps_the_telling_word(line, shown):
 
 def test_lines_of_trouble_that_are_quoted(monkeypatch):
     """Of those that differ in numbers alone the last one, and none that sound logs have."""
-    trouble = ['warn', 'Warning', 'err: x', 'errors', 'fatal', 'FAILED', 'failure', 'abort', 'aborted', 'aborting', 'denied',
+    trouble = ['warn', 'Warning', 'err: x', 'errors', 'fatal', 'FAILED', 'failure', 'abort', 'aborted it', 'aborting', 'denied',
                'refused', 'invalid', 'cannot', 'unable 3']
     sound = [kind + 'Warning: error' for kind in ('Future', 'User', 'Deprecation', 'Runtime', 'Import', 'Syntax', 'Resource')]
     sound += ['errors: 0', '0 errors', '0 failed', 'TF-TRT Warning', 'OMP_NUM_THREADS warning', 'Setting OMP warning',
@@ -278,8 +296,8 @@ def test_lines_of_trouble_that_are_quoted(monkeypatch):
     monkeypatch.setattr(explain_log, 'QUOTED', 99)
     assert [text for _, _, text in log.quoted] == ['error x', *trouble[:-1], 'unable 7']
     log.read('c', io.BytesIO(b''))
-    log.read('d', io.BytesIO(b'\x1b[31merror ' + b'y' * 300 + b'\n'))
-    assert log.quoted[-1] == ('d', 1, 'error ' + 'y' * 234) and [name for name, _, _ in log.tails] == ['b', 'd']
+    log.read('d', io.BytesIO(b'x\n\x1b[31merror ' + b'y' * 300 + b'\n'))
+    assert log.quoted[-1] == ('d', 2, 'error ' + 'y' * 234) and [name for name, _, _ in log.tails] == ['b', 'd']
 
 
 # --- PyTorch 2.15's engine, signals
@@ -308,6 +326,28 @@ def test_a_rule_that_holds_on_a_site_with_its_network(tmp_path, capsys):
 
 
 # --- what causes what
+
+@pytest.mark.parametrize('logs, told', [
+    # what is no warning; what mostly causes others; what the program may survive
+    ([f'WARNING: {DISK}', OUT_OF_MEMORY], 'gpu-memory disk-full'),
+    ([DISK, OOM], 'host-memory disk-full'), ([NCCL_MEMORY, DISK], 'disk-full nccl-gpu-memory'),
+    # the first line, the first file, the end of a long log, the rank that failed first as torchrun says
+    ([OUT_OF_MEMORY + DISK], 'gpu-memory disk-full'), ([DISK + OUT_OF_MEMORY], 'disk-full gpu-memory'),
+    ([DISK, OUT_OF_MEMORY], 'disk-full gpu-memory'),
+    ([DISK + 'x' * (1 << 16) + '\n' + OUT_OF_MEMORY], 'gpu-memory disk-full'),
+    ([DISK + 'x' * (1 << 15) + '\n' + OUT_OF_MEMORY], 'disk-full gpu-memory'),
+    (['[rank3]: ' + DISK + '[rank5]: ' + OUT_OF_MEMORY], 'disk-full gpu-memory'),
+    (['[rank3]: ' + DISK + '[rank5]: ' + OUT_OF_MEMORY + ROOT_CAUSE.format(5)],
+     'gpu-memory disk-full first-failed other-ranks-ended'),
+    ([DISK + '[rank5]: ' + OUT_OF_MEMORY + ROOT_CAUSE.format(5)],
+     'disk-full gpu-memory first-failed other-ranks-ended'),
+])
+def test_the_order_of_answers(logs, told):
+    log = explain.Log(RULES)
+    for number, text in enumerate(logs):
+        log.read('log %d' % number, io.BytesIO(text.encode()))
+    assert [answer.fault.name for answer in explain.answers(log, FAULTS)] == told.split()
+
 
 def test_the_same_number_in_another_group_is_no_difference():
     """Megatron's groups count for themselves."""
@@ -367,23 +407,6 @@ def test_of_exceptions_of_two_rules_that_of_the_rank_that_failed_first_is_told()
     findings, _ = read(log + ROOT_CAUSE.format(5))
     assert [answer.fault.name for answer in findings] == ['program-error', 'first-failed', 'other-ranks-ended']
     assert findings[0].finding.details[1] == 'also, in line 6: [rank3]: ValueError: 3 is odd'
-
-
-TRACEBACK = """[rank{0}]: Traceback (most recent call last):
-[rank{0}]:   File "/home/me/train.py", line {1}, in main
-[rank{0}]:     loss = step(batch)
-[rank{0}]:   File "/env/lib/python3.12/site-packages/torch/nn/functional.py", line 30, in cross_entropy
-[rank{0}]:     return torch._C._nn.cross_entropy_loss(input)
-[rank{0}]: ValueError: {2}
-"""
-ROOT_CAUSE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-06-16_02:08:15
-  host      : nid001002
-  rank      : {0} (local_rank: 1)
-  exitcode  : 1 (pid: 4711)
-"""
 
 
 def test_tcp_is_a_fault_on_slingshot_only():
@@ -465,8 +488,9 @@ def test_lines_across_blocks_are_counted_once(monkeypatch):
     assert (findings[0].finding.count, findings[0].finding.place) == (6, ('job.log', 2))
 
 
-def test_a_line_of_megabytes():
-    findings, _ = read('z' * 3000000 + ' ' + OOM + 'next ' + OOM)
+def test_a_line_of_many_blocks(monkeypatch):
+    monkeypatch.setattr(explain_log, 'BLOCK', 1 << 16)
+    findings, _ = read('z' * 300000 + ' ' + OOM + 'next ' + OOM)
     assert (findings[0].finding.count, findings[0].finding.place[1]) == (2, 1)
     assert len(findings[0].finding.line) <= 2 * explain_log.LINE
 
@@ -475,12 +499,12 @@ def test_memory_stays_small_whatever_the_size(tmp_path):
     """As a 1 GB log, by hard limit: 150 MB of log in a process that may have 100 MB, with Python itself."""
     script = ("import sys; sys.path.insert(0, %r)\nfrom slingtorch import explain\n"
               "from slingtorch.explain import log as explain_log\n"
-              "class Endless:\n  left = 150\n  def read(self, size):\n    self.left -= 1\n"
+              "class Endless:\n  left = 150\n  def read1(self, size):\n    self.left -= 1\n"
               "    return b'' if self.left < 0 else self.data\n"
               "stream = Endless(); stream.data = (b'step 1 loss 0.5\\n' * 70000)[:explain_log.BLOCK - 1] + b'\\n'\n"
-              "log = explain.Log(explain.read_rules()); log.read('big', stream)\n"
+              "faults = explain.read_faults(); log = explain.Log(explain.read_rules(faults)); log.read('big', stream)\n"
               "log.read('end', __import__('io').BytesIO(%r))\n"
-              "print([answer.fault.name for answer in explain.answers(log, explain.read_faults())])\n"
+              "print([answer.fault.name for answer in explain.answers(log, faults)])\n"
               % (str(ROOT), OOM.encode()))
     limit = 100 << 20
     done = subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -488,11 +512,121 @@ def test_memory_stays_small_whatever_the_size(tmp_path):
     assert (done.stdout, done.returncode) == ("['host-memory']\n", 0), done.stderr
 
 
+# --- whole answers
+
+def watchdogs(timeouts, states):
+    """Lines of ranks on nodes: {rank: (number, operation)}, {rank: (number, last one that it had begun, group)}."""
+    text = ''.join(f'nid{rank:06} {rank}: ' + TIMEOUT.format(rank, *timeouts[rank]) for rank in timeouts)
+    return text + ''.join(STATE.format(rank, number, begun).replace('0(default_pg)', group)
+                          for rank, (number, begun, group) in states.items())
+
+
+MAIN, TENSOR = '0(default_pg)', '9(TENSOR)'
+TWELVE = {rank: (808, 'ALLREDUCE') for rank in range(12)}
+SCENES = {
+    # 62 ranks wait for rank 7, whose end stands at the end of the log
+    'missing': [('a.out', 'n0:1:1 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 65 cudaDev 0\n' + watchdogs(
+        {rank: (808, 'ALLREDUCE') for rank in range(64) if rank != 7}, {}).replace('In=64', 'In=1') + OOM
+        + 'srun: error: nid000007: task 7: Out Of Memory\nsrun: error: nid000001: tasks 8-15: Terminated\n')],
+    'different': [('a.out', watchdogs(
+        {**TWELVE, 3: (808, 'BROADCAST'), 8: (5, 'SEND'), 9: (5, 'RECV'), 10: (5, 'BARRIER'), 11: (6, 'SEND')},
+        {**{rank: (808, 811, MAIN) for rank in range(7)}, 2: (808, 808, MAIN), 7: (807, 1, MAIN), 8: (5, 1, TENSOR),
+         9: (5, 1, TENSOR), 10: (5, 9, 'x')}))],
+    'exceptions': [('a.out', ''.join(TRACEBACK.format(rank, 250, f'{word} {"differ " * 40}') for rank, word in (
+        (3, 'shapes'), (4, 'sizes'), (5, 'names'), (6, 'types'), (7, 'rates'))) + ROOT_CAUSE.format(5))],
+    'memory': [('a.out.gz', gzip.compress((OUT_OF_MEMORY + STEPS).encode())), ('b.out', ''.join(
+        f'srun: error: nid{rank:06}: task {rank}: Out Of Memory\n' for rank in range(5, 15))),
+               ('c.out', ''.join(f'[rank{rank}]: {DISK}' for rank in range(0, 40, 2)))],
+    'node': [('a.out', 'nid000001: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\nsrun: job 1 queued\n')],
+    'nothing': [('a.out', 'mydaemon: warning: it failed\nx'), ('b.out.gz', gzip.compress(bytes(999))[:-9]), ('c.out', '')],
+}
+
+
+@pytest.mark.parametrize('scene, as_json', [*((name, False) for name in SCENES), ('node', True)])
+def test_the_whole_answer(scene, as_json, tmp_path, monkeypatch, capsys):
+    """Of a directory, whose newest file comes last."""
+    for number, (name, text) in enumerate(SCENES[scene]):
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        os.utime(tmp_path / name, (number, 9 - number))
+    monkeypatch.chdir(tmp_path)
+    status = explain.run(['.'], as_json)
+    expected(f'{capsys.readouterr().out}status {status}\n', f'explain/{scene}{".json" * as_json}')
+
+
+@pytest.mark.parametrize('cause, groups, text', [
+    ('a {x} b', {'x': ' 1  2 '}, 'a 1 2 b'), ('a {x}, b {x}.', {}, 'a, b.'), ('a: {x} {y}', {'x': None}, 'a'), ('a ({x})', {}, 'a'),
+    ('a (status {x}) b', {}, 'a b'), ('a ({x} {y})', {'y': '1'}, 'a (1)'), ('a ({x} {y} {z})', {'x': '1', 'z': '3'}, 'a (1 3)'),
+    ('{x} a', {}, 'a'), ('a {x} b', {'x': 'y' * 99 + ' zz'}, 'a ' + 'y' * 99 + ' ... b'), ('a {x}', {'x': 'y' * 100}, 'a ' + 'y' * 100),
+])
+def test_the_text_of_a_cause(cause, groups, text):
+    """What a group did not find leaves no gap."""
+    fault, finding = tables.Fault('x', 'cause'), explain_log.Finding(tables.Rule('x', None, 'y'))
+    fault.cause, finding.groups = cause, groups
+    assert Answer(fault, finding, set(), 'early').cause() == text
+
+
+def test_the_same_detail_of_two_rules_is_told_once():
+    """Ranks and lines of all that show a fault are counted."""
+    log = TRACE.replace('  ', '[rank3]:   ').replace('Trace', '[rank3]: Trace') + '[rank3]: RuntimeError: CUDA_ERROR_OUT_OF_MEMORY\n'
+    log += '[rank5]: x RuntimeError: OOM when allocating tensor with shape[64,64]\n' * 2
+    [answer] = read(log + log.replace('[rank3]: RuntimeError: CUDA', '[rank3]: RuntimeError: OOM when allocating tensor CUDA'))[0]
+    finding = answer.finding
+    assert (finding.ranks, finding.count, finding.details) == ({3, 5}, 7, ['place in your program: /a/t.py:3 in f: g()'])
+
+
+def test_what_is_remembered_has_a_bound(monkeypatch):
+    for name, value in (('MAX_TRACKED', 3), ('MAX_EXCEPTIONS', 20), ('MAX_KINDS', 120), ('ALIKE', 20), ('SEEN_BUDGET', 9)):
+        monkeypatch.setattr(explain_log, name, value)
+    log = explain.Log(RULES)
+    exceptions = ''.join(f'{"X" * number}Error: y\n' for number in range(1, 30))
+    singles = ''.join(f'n{number}:1:1 [0] NCCL INFO rank 0 nranks 1 x\n' for number in range(9))
+    alike = ''.join(f'[rank{number}]: x exit code 137\n' for number in range(30))
+    log.read('job.log', io.BytesIO((alike + exceptions + singles + watchdogs(TWELVE, {
+        rank: (808, 808, MAIN) for rank in range(12)})).encode()))
+    found = {finding.rule.name: finding for finding in log.findings.values()}
+    assert (found['killed'].count, found['killed'].ranks, len(found['singletons'].distinct)) == (20, {0, 1, 2}, 3)
+    assert [len(part) for part in (log.exceptions, log.timeouts, log.works, log.looked)] == [21, 3, 3, 120]
+    assert [finding.nodes for finding in found.values() if finding.rule.role == 'timeout'] == [{'nid%06d' % rank for rank in range(3)}]
+    assert explain.answers(log, FAULTS) and log.remarks == [
+        'the log has very many similar lines: not all of them were counted']
+    assert not [detail for finding in found.values() for detail in finding.details if 'look there first' in detail]
+
+
 # --- the command
 
-def test_a_log_that_is_not_there(tmp_path):
-    done = command(tmp_path / 'none.out')
-    assert done.returncode == 1 and b'none.out cannot be read: No such file' in done.stderr and done.stdout == b''
+@pytest.mark.parametrize('path, error', [
+    ('none.out', 'none.out cannot be read: No such file or directory'), ('.', '')])
+def test_what_is_not_there(tmp_path, monkeypatch, capsys, path, error):
+    monkeypatch.chdir(tmp_path)
+    if error:
+        with pytest.raises(explain.ExplainError, match=f"^{error}. Name the output of a job .slurm-JOB.out., or '-'$"):
+            explain.run([path])
+    else:
+        assert explain.run([path]) == 3
+        assert capsys.readouterr().out.splitlines()[0] == (
+            "remark: . contains no files of PyTorch's flight recorder (...rank-0, ...rank-1) and no job outputs (slurm-*, *.out, "
+            "*.err, *.log, *.o4711)")
+
+
+def test_which_files_are_outputs_of_jobs(tmp_path):
+    outputs = ['job.o4711', 'job.e4711', 'job.o4711.3', 'train.err', 'stderr.log', 'slurm-1_2', 'out.txt', 'a.out.gz', 'a.output',
+               'a.error']
+    for name in [*outputs, 'train.py', 'data.bin', 'outputs', 'a.out.zip', 'slurm-x', 'job.o', 'a.o1x']:
+        (tmp_path / name).write_text('')
+    (tmp_path / 'directory.out').mkdir()
+    assert sorted(map(os.path.basename, explain.outputs(str(tmp_path)))) == sorted(outputs)
+
+
+def test_the_command(tmp_path):
+    """Several files are one log."""
+    (tmp_path / 'job.gz').write_bytes(gzip.compress(OOM.encode() * 2))
+    (tmp_path / 'none.out').write_text('step 1\n')
+    done = command(tmp_path / 'none.out', '-', tmp_path / 'job.gz', stdin=OOM.encode())
+    lines = done.stdout.decode().splitlines()
+    assert (done.returncode, done.stderr, lines[1][:40], lines[2]) == (
+        0, b'', '   line     standard input:1: slurmstepd', '   seen     3 lines')
+    done = command(tmp_path / 'none')
+    assert done.returncode == 1 and b'none cannot be read: No such file' in done.stderr and done.stdout == b''
 
 
 @pytest.mark.parametrize('name', ['<(cat {0})', '/dev/stdin < <(cat {0})'])
@@ -517,9 +651,9 @@ def test_a_fifo(tmp_path):
     assert writer.wait() == 0 and done.returncode == 0 and b'The memory of a node was used up' in done.stdout
 
 
-def test_a_log_of_zeros_of_200_megabytes_that_is_one_line(tmp_path):
+def test_a_log_of_zeros_of_20_megabytes_that_is_one_line(tmp_path):
     with open(tmp_path / 'log', 'wb') as handle:
-        handle.seek(200 << 20)
+        handle.seek(20 << 20)
         handle.write(b' ' + OOM.encode())
     done = command(tmp_path / 'log')
     assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
