@@ -109,6 +109,6 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
     weak = [finding for finding in told.values() if finding.level == 'weak']
     if log.thinned:
         log.remarks.append("the log has very many similar lines: not all of them were counted")
-    ordered = sorted(told.values(), key=lambda one: (LEVELS.index(one.level) > 3, order(one)))
+    ordered = sorted(told.values(), key=lambda one: one.level not in REASONS)
     return [Answer(faults[finding.rule.name], finding, true, log.phase(finding))
             for finding in ordered if finding not in weak[MAX_LIKELY:]]

@@ -193,6 +193,9 @@ def test_progress_is_looked_for_at_the_ends_of_blocks_and_at_the_first_step(monk
     log.read('b', io.BytesIO((STEPS * 2).encode()))
     assert log.progress == {'a': [0], 'b': [0, 256, 272]}
     assert log.sizes == {'a': 235, 'b': 288}
+    assert [(name, number, len(tail)) for name, number, tail in log.tails] == [('a', 10, 40), ('b', 16, 40)]
+    log.read('c', io.BytesIO('step 1\nstep 2\nfootstep 3\nstep 3\nfootstep 4\n'.encode()))
+    assert log.progress['c'] == [0, 7, 25]
 
 
 def test_what_the_program_survived_did_not_end_it():
@@ -226,7 +229,7 @@ def test_who_wrote_a_line(line, who):
 def test_who_a_line_names():
     assert explain_log.who('x', {'ranks': '1,4-6', 'rank': '2', 'node': 'a1'}) == ([1, 4, 5, 6, 2], ['a1'])
     assert explain_log.who('[rank3]: x', {'ranks': None, 'rank': '2', 'node': None}) == ([3], [])
-    assert len(explain_log.numbers('5-99999999')) == explain_log.MAX_TRACKED + 1
+    assert len(explain_log.numbers('5-99999999')) == 100001
 
 
 @pytest.mark.parametrize('line, soft', [
@@ -259,10 +262,16 @@ PACKAGES = ''.join(f'  File "{path}", line 4, in h\n    code()\n' for path in (
     ('Exception ignored in: <g>\n' + TRACE, 'KeyError: x', None), ('12: Error ignored in: <g>\n' + TRACE, 'KeyError: x', None),
     ('Exception in thread Thread-1 (daemon):\n' + TRACE, 'KeyError: x', None),
     ('Exception in thread Thread-1:\n' + TRACE, 'KeyError: x', '/a/t.py:3 in f: g()'),
-    (TRACE + 'x' * explain_log.TRACEBACK_WINDOW + '\n', 'KeyError: x', ''),
+    (TRACE + 'x' * (1 << 14) + '\n', 'KeyError: x', ''), (TRACE + 'x' * 16000 + '\n', 'KeyError: x', '/a/t.py:3 in f: g()'),
+    (TRACE.replace('  ', '\x1b[1;31m[rank1]:\x1b[0m  '), '[rank1]: KeyError: x', '/a/t.py:3 in f: g()'),
 ])
 def test_where_in_the_program_an_exception_arose(before, line, frame):
     assert explain_log.own_frame(before.encode(), line) == (frame and 'place in your program: ' + frame)
+
+
+def test_a_traceback_in_the_block_before(monkeypatch):
+    monkeypatch.setattr(explain_log, 'BLOCK', len(TRACE))
+    assert read(TRACE + 'KeyError: 5\n')[0][0].finding.details == ['place in your program: /a/t.py:3 in f: g()']
 
 
 def test_an_exception_that_python_ignored_is_none():
@@ -370,6 +379,14 @@ def test_a_rank_whose_watchdog_speaks_of_another_collective_is_not_compared():
     assert '(808 of 809)' in read(log)[0][-1].finding.details[-1]
 
 
+@pytest.mark.parametrize('ranks, told', [
+    ((3,), []), ((0, 9), ['ranks 1-8 wrote n']), ((0, 10), []), ((0, 1), []), ((*range(70), 79), ['ranks 70-78 wrote']),
+    ((*range(70), 81), [])])
+def test_ranks_that_wrote_nothing_are_named_where_they_are_few(ranks, told):
+    details = read(watchdogs({rank: (1, 'SEND') for rank in ranks}, {}))[0][-1].finding.details
+    assert [detail[:17].rstrip() for detail in details if 'wrote no' in detail] == told
+
+
 def test_a_line_with_several_texts_of_a_rule_counts_once():
     assert read('zipfile.BadZipFile: File is not a zip file\n')[0][0].finding.count == 1
 
@@ -396,6 +413,8 @@ def test_a_log_of_consequences_alone_says_what_is_most_likely():
     found = read(reset + child + TIMEOUT.format(0, 1, 'ALLREDUCE'))[0]
     assert [answer.fault.name for answer in found if answer.level == 'weak'] == ['waited', 'ended-without-a-word']
     assert {answer.data()['level'] for answer in found} == {'perhaps', 'consequence'}
+    more = read(reset + child + TIMEOUT.format(0, 1, 'ALLREDUCE') + 'RuntimeError: NCCL Error 2: unhandled system error\n')[0]
+    assert [answer.level for answer in more].count('weak') == 2
     # an exception that is quoted, or a reason, tells more
     for reason in ('ValueError: 3 is odd\n', OOM):
         assert not [answer for answer in read(reset + child + reason)[0] if answer.level == 'weak']
@@ -482,9 +501,10 @@ def test_binary_rubbish_is_no_obstacle_and_steers_no_terminal():
     assert findings[0].finding.line.isprintable()
 
 
-def test_lines_across_blocks_are_counted_once(monkeypatch):
+@pytest.mark.parametrize('mark', ' \r')
+def test_lines_across_blocks_are_counted_once(monkeypatch, mark):
     monkeypatch.setattr(explain_log, 'BLOCK', 64)
-    findings, _ = read('x' * 50 + '\n' + OOM * 5 + 'y' * 1000 + ' ' + OOM)
+    findings, _ = read('x' * 50 + '\n' + OOM * 5 + 'y' * 1000 + mark + OOM)
     assert (findings[0].finding.count, findings[0].finding.place) == (6, ('job.log', 2))
 
 
@@ -538,11 +558,12 @@ SCENES = {
         f'srun: error: nid{rank:06}: task {rank}: Out Of Memory\n' for rank in range(5, 15))),
                ('c.out', ''.join(f'[rank{rank}]: {DISK}' for rank in range(0, 40, 2)))],
     'node': [('a.out', 'nid000001: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\nsrun: job 1 queued\n')],
+    'note': [('a.out', 'mydaemon: warning: it failed\nn1:33:33 [0] NCCL INFO Using network Socket\n')],
     'nothing': [('a.out', 'mydaemon: warning: it failed\nx'), ('b.out.gz', gzip.compress(bytes(999))[:-9]), ('c.out', '')],
 }
 
 
-@pytest.mark.parametrize('scene, as_json', [*((name, False) for name in SCENES), ('node', True)])
+@pytest.mark.parametrize('scene, as_json', [*((name, False) for name in SCENES), ('node', True), ('nothing', True)])
 def test_the_whole_answer(scene, as_json, tmp_path, monkeypatch, capsys):
     """Of a directory, whose newest file comes last."""
     for number, (name, text) in enumerate(SCENES[scene]):
@@ -574,13 +595,23 @@ def test_the_same_detail_of_two_rules_is_told_once():
     assert (finding.ranks, finding.count, finding.details) == ({3, 5}, 7, ['place in your program: /a/t.py:3 in f: g()'])
 
 
+BOUNDS = {'BLOCK': 1 << 20, 'LINE': 4096, 'MAX_TRACKED': 100000, 'ALIKE': 10000, 'MAX_KINDS': 50000, 'MAX_EXCEPTIONS': 1000,
+          'SEEN_BUDGET': 1 << 20, 'TAIL': 1 << 16}
+
+
 def test_what_is_remembered_has_a_bound(monkeypatch):
+    assert {name: getattr(explain_log, name) for name in BOUNDS} == BOUNDS
+    assert f"{BOUNDS['ALIKE']:,} lines that differ in numbers" in (ROOT / 'docs/explain.md').read_text()
     for name, value in (('MAX_TRACKED', 3), ('MAX_EXCEPTIONS', 20), ('MAX_KINDS', 120), ('ALIKE', 20), ('SEEN_BUDGET', 9)):
         monkeypatch.setattr(explain_log, name, value)
     log = explain.Log(RULES)
     exceptions = ''.join(f'{"X" * number}Error: y\n' for number in range(1, 30))
     singles = ''.join(f'n{number}:1:1 [0] NCCL INFO rank 0 nranks 1 x\n' for number in range(9))
     alike = ''.join(f'[rank{number}]: x exit code 137\n' for number in range(30))
+    log.read('words', io.BytesIO(b'some more than nine letters\n'))
+    log.read('more', io.BytesIO(b'others\n'))
+    assert (log.seen, log.words, log.seen_size) == (
+        {b'som mor thn nin lttrs', b''}, {b'som', b'mor', b'thn', b'nin', b'lttrs'}, 21)
     log.read('job.log', io.BytesIO((alike + exceptions + singles + watchdogs(TWELVE, {
         rank: (808, 808, MAIN) for rank in range(12)})).encode()))
     found = {finding.rule.name: finding for finding in log.findings.values()}

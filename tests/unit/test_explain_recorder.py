@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import sys
+from unittest.mock import ANY
 
 import pytest
 
@@ -47,10 +48,10 @@ def test_flight_recorder_names_the_rank_that_is_missing(tmp_path, monkeypatch, c
     waiting = [entry(1), entry(2, state='started', line=20)]
     write(tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump([entry(1, line=55)]), 3: dump(waiting)})
     write(tmp_path, {rank: dump([entry(1), entry(2)]) for rank in range(4)}, 'sound-')
+    (tmp_path / 'cut-0').write_bytes(b'\x80\x02')
     monkeypatch.chdir(tmp_path)
-    status = explain.run(['.'])
-    explain.run(['.'], as_json=True)
-    expected(f'status {status}\n{capsys.readouterr().out}', 'explain/recorder')
+    statuses = explain.run(['.']), explain.run(['.'], as_json=True)
+    expected(f'statuses {statuses}\n{capsys.readouterr().out}', 'explain/recorder')
 
 
 HERE = 'at /home/me/train.py:10'
@@ -104,13 +105,15 @@ def test_what_is_kept_of_a_collective():
 def test_what_is_no_file_of_the_flight_recorder(tmp_path, monkeypatch):
     good = pickle.dumps(dump([entry(1)], ranks=5))
     for name, content in {'a-0': b'', 'a-1': b'text', 'a-2': pickle.dumps([1]), 'a-3': pickle.dumps({'entries': 1}), 'a': good,
-                          'a-4': good + bytes(999), 'a-5': good[:-1], 'b-6': good, 'a-7x': good}.items():
+                          'a-4': good + bytes(999), 'a-5': good[:-1], 'a-8': b'\x80\x02I5\n0' + good[2:],
+                          'a-9': b'\x80\x02L5\n0' + good[2:], 'b-6': good, 'a-7x': good}.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / 'b-8').mkdir()
     monkeypatch.setattr(recorder, 'MAX_DUMP_BYTES', len(good) + 10)
     dumps, remarks = recorder.find_dumps(str(tmp_path))
     assert {prefix: list(by_rank) for prefix, by_rank in dumps.items()} == {'b-': [6]}
-    assert remarks == [f'{tmp_path}/a-5 is not a file of the flight recorder, or was cut off while it was written: the end is missing']
+    assert [remark.partition(' is not a file of the flight recorder, or was cut off while it was written: ') for remark in remarks] == [
+        (f'{tmp_path}/{name}', ANY, why) for name, why in (('a-5', 'the end is missing'), ('a-8', '73'), ('a-9', '76'))]
     assert dumps['b-'][6]['groups'] == [('default_pg', ())]
 
 
