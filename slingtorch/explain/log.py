@@ -5,7 +5,7 @@ regular expression. What rules find is kept with its place, its ranks and nodes,
 """
 import re
 import zlib
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from slingtorch.job.findings import ranks_text
 from slingtorch.explain.tables import BROAD, REASONS, Rule
@@ -36,8 +36,8 @@ FAILED = re.compile(r'(?i)error|fail|abort|traceback|timed? ?out|exception|kille
 SOFT = re.compile(r'\bW(?:ARN(?:ING)?|arning)\b|\[W\d|\bINFO\b|\w+Warning:|\bDEBUG\b')
 LOUD = re.compile(r'NCCL|NET/OFI|MPICH|GTL|libfabric|<warn>')
 # what is worth quoting where nothing is known, and what sound logs have of it
-TROUBLE = re.compile(rb'(?i)(?:\b|\x1b\[[\d;]*m)(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|denied|refused|'
-                     rb'invalid|cannot|unable)\b')
+TROUBLE = re.compile(rb'(?i)(?:\b|\x1b\[[\d;]*m)(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|'
+                     rb'denied|refused|invalid|cannot|unable)\b')
 SOUND = re.compile(
     rb'(?i)(?:Future|User|Deprecation|Runtime|Import|Syntax|Resource)Warning|\berrors?[\s:=]+0\b|'
     rb'\b0 (?:errors|failed)|TF-TRT|OMP_NUM_THREADS|Setting OMP|deprecat|errno: 97|destroy_process_group|'
@@ -147,7 +147,7 @@ def lines_with(texts: List[bytes], block: bytes) -> Iterator[Tuple[int, int]]:
             place = block.find(text, max(end, place + 1))
 
 
-def read_block(stream: BinaryIO) -> Tuple[bytes, Optional[Exception]]:
+def read_block(stream: Any) -> Tuple[bytes, Optional[Exception]]:
     """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
     pieces, size = [], 0
     try:
@@ -192,7 +192,7 @@ class Log:
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
 
-    def read(self, name: str, stream: BinaryIO) -> None:
+    def read(self, name: str, stream: Any) -> None:
         """Read one log from a binary stream; name is what the report calls it."""
         number, rest, last = 1, b'', b''
         while True:

@@ -89,7 +89,7 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
     groups = []
     for config in configs.values() if isinstance(configs, dict) else ():
         if isinstance(config, dict):
-            ranks = config.get('ranks') if isinstance(config.get('ranks'), str) else ''
+            ranks = str(config.get('ranks'))
             groups.append((text_of(config.get('desc')) or text_of(config.get('name')),
                            tuple(int(number) for number in re.findall(r'(?<!\d)\d{1,8}(?!\d)', ranks))))
     return {'entries': [entry_of(entry) for entry in data['entries'] if isinstance(entry, dict)], 'groups': groups}

@@ -31,6 +31,7 @@ STATE = ("[rank{0}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GU
          "NCCL work: 807.\n")
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step tasks have been OOM Killed\n"
 OUT_OF_MEMORY = 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n'
+MISSING = 'ImportError: libfoo.so.1: cannot open shared object file: No such file or directory\n'
 NCCL_MEMORY = 'NCCL WARN Failed to CUDA malloc 6291456 bytes\n'
 DISK = 'OSError: [Errno 122] Disk quota exceeded\n'
 TRACEBACK = """[rank{0}]: Traceback (most recent call last):
@@ -336,6 +337,17 @@ def test_a_rule_that_holds_on_a_site_with_its_network(tmp_path, capsys):
 
 # --- what causes what
 
+@pytest.mark.parametrize('line, found', [
+    ('EasyBuildError: Python 3.6 or higher is required, found Python 3.4\n', ['easybuild-python']), (MISSING, ['missing-library']),
+    ('WARNING: ' + MISSING, ['missing-library']), ('EasyBuildError: x\n', ['easybuild-said']), ('NameError: x\n', []),
+])
+def test_a_line_that_a_rule_explains_is_left_to_it(line, found):
+    """By a rule that is vaguer, or that takes all exceptions."""
+    log = explain.Log(RULES)
+    log.read('job.log', io.BytesIO(line.encode()))
+    assert ([rule.name for rule in log.findings], len(log.exceptions)) == (found, int(not found))
+
+
 @pytest.mark.parametrize('logs, told', [
     # what is no warning; what mostly causes others; what the program may survive
     ([f'WARNING: {DISK}', OUT_OF_MEMORY], 'gpu-memory disk-full'),
@@ -499,6 +511,16 @@ def test_binary_rubbish_is_no_obstacle_and_steers_no_terminal():
     findings, _ = read(rubbish + b'\n' + b'\x1b]0;title\x07\x9b31m' + OOM.encode() + rubbish + b'\n')
     assert [answer.fault.name for answer in findings] == ['host-memory']
     assert findings[0].finding.line.isprintable()
+
+
+def test_blocks_end_where_lines_or_words_do(monkeypatch):
+    monkeypatch.setattr(explain_log, 'BLOCK', 16)
+    pieces = []
+    monkeypatch.setattr(explain.Log, 'search', lambda log, name, block, number: pieces.append((block, number)))
+    text = b'one\ntwo\nthree four five six seven\r' + b'8' * 40 + b'\n9 10'
+    read(text)
+    assert pieces == [(b'one\ntwo\n', 1), (b'three four five six ', 3), (b'seven\r', 3), (b'8' * 30, 3), (b'8' * 10 + b'\n', 3),
+                      (b'9 10', 4)]
 
 
 @pytest.mark.parametrize('mark', ' \r')

@@ -114,7 +114,7 @@ def test_what_is_no_file_of_the_flight_recorder(tmp_path, monkeypatch):
     assert {prefix: list(by_rank) for prefix, by_rank in dumps.items()} == {'b-': [6]}
     assert [remark.partition(' is not a file of the flight recorder, or was cut off while it was written: ') for remark in remarks] == [
         (f'{tmp_path}/{name}', ANY, why) for name, why in (('a-5', 'the end is missing'), ('a-8', '73'), ('a-9', '76'))]
-    assert dumps['b-'][6]['groups'] == [('default_pg', ())]
+    assert dumps['b-'][6]['groups'] == [('default_pg', (5,))]
 
 
 class Trap:
