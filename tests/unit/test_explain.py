@@ -573,7 +573,7 @@ SCENES = {
     'different': [('a.out', watchdogs(
         {**TWELVE, 3: (808, 'BROADCAST'), 8: (5, 'SEND'), 9: (5, 'RECV'), 10: (5, 'BARRIER'), 11: (6, 'SEND')},
         {**{rank: (808, 811, MAIN) for rank in range(7)}, 2: (808, 808, MAIN), 7: (807, 1, MAIN), 8: (5, 1, TENSOR),
-         9: (5, 1, TENSOR), 10: (5, 9, 'x')}))],
+         9: (5, 1, TENSOR), 10: (5, 9, 'x'), 11: (6, 12, 'x')}))],
     'exceptions': [('a.out', ''.join(TRACEBACK.format(rank, 250, f'{word} {"differ " * 40}') for rank, word in (
         (3, 'shapes'), (4, 'sizes'), (5, 'names'), (6, 'types'), (7, 'rates'))) + ROOT_CAUSE.format(5))],
     'memory': [('a.out.gz', gzip.compress((OUT_OF_MEMORY + STEPS).encode())), ('b.out', ''.join(
@@ -581,7 +581,8 @@ SCENES = {
                ('c.out', ''.join(f'[rank{rank}]: {DISK}' for rank in range(0, 40, 2)))],
     'node': [('a.out', 'nid000001: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\nsrun: job 1 queued\n')],
     'note': [('a.out', 'mydaemon: warning: it failed\nn1:33:33 [0] NCCL INFO Using network Socket\n')],
-    'nothing': [('a.out', 'mydaemon: warning: it failed\nx'), ('b.out.gz', gzip.compress(bytes(999))[:-9]), ('c.out', '')],
+    'nothing': [('a.out', 'mydaemon: warning: it failed\nx'), ('b.out.gz', gzip.compress(bytes(999))[:-9]), ('c.out', ''),
+                ('d.out.gz', b'\x1f\x8b\x08')],
 }
 
 
