@@ -153,6 +153,18 @@ def test_what_an_expression_spells_out(expression, texts):
     assert tables.needed(tables.sre_parse.parse(expression)) == texts
 
 
+def test_a_text_is_looked_for_once_its_longest_word_was_seen():
+    """Without what varies between lines, which are digits and the letters of addresses."""
+    rule = tables.Rule('gpu-memory', 'cause', 'x')
+    rule.has = [b'a lost node', b'1 2']
+    log = explain.Log([rule])
+    assert (log.texts, log.likely, log.active) == ({b'a lost node': b'lost', b'1 2': b''}, {b'1 2'}, [])
+    log.read('a', io.BytesIO(b'lost 7\n'))
+    assert (log.likely, log.possible) == ({b'1 2', b'a lost node'}, {b'1 2'})
+    log.read('b', io.BytesIO(b'a lost node\n'))
+    assert (log.possible, log.active) == ({b'1 2', b'a lost node'}, [(rule, rule.has)])
+
+
 def test_the_texts_are_in_every_sample():
     for rule, expression, sample in MESSAGES:
         texts = tables.needed(tables.sre_parse.parse(expression)) or ['']
