@@ -57,9 +57,7 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
         logs += inside
     for path in logs:
         try:
-            name, stream = open_log(path)
-            with stream:
-                log.read(name, stream)
+            log.read(*open_log(path))
         except OSError as err:
             raise ExplainError("%s cannot be read: %s. Name the output of a job (slurm-JOB.out), or '-'"
                                % (path, err.strerror))

@@ -144,7 +144,7 @@ def lines_with(texts: List[bytes], block: bytes) -> Iterator[Tuple[int, int]]:
             if start not in found:
                 found.add(start)
                 yield start, end
-            place = block.find(text, max(end, place + 1))
+            place = block.find(text, end)
 
 
 def read_block(stream: Any) -> Tuple[bytes, Optional[Exception]]:

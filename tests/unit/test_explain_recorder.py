@@ -50,7 +50,9 @@ def test_flight_recorder_names_the_rank_that_is_missing(tmp_path, monkeypatch, c
     write(tmp_path, {rank: dump([entry(1), entry(2)]) for rank in range(4)}, 'sound-')
     (tmp_path / 'cut-0').write_bytes(b'\x80\x02')
     monkeypatch.chdir(tmp_path)
-    statuses = explain.run(['.']), explain.run(['.'], as_json=True)
+    (tmp_path / 'sound').mkdir()
+    write(tmp_path / 'sound', {0: dump([entry(1)], '[0]')})
+    statuses = explain.run(['.']), explain.run(['.'], as_json=True), explain.run(['sound'])
     expected(f'statuses {statuses}\n{capsys.readouterr().out}', 'explain/recorder')
 
 
