@@ -187,6 +187,7 @@ def test_what_tells_that_a_program_makes_progress(line):
     ends = [read(OUT_OF_MEMORY + (line + '\n') * times)[0][0].level for times in (2, 3)]
     assert ends == ['cause', 'note']
     assert read((line + '\n') * 9 + OUT_OF_MEMORY)[0][0].level == 'cause'
+    assert read(OUT_OF_MEMORY + (line + '\n') * 9 + OUT_OF_MEMORY)[0][0].level == 'cause'
 
 
 @pytest.mark.parametrize('line', [
