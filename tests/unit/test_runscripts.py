@@ -924,24 +924,34 @@ def test_flight_recorder_writes_where_the_job_runs(job):
     assert recorder(job.rank(slurm(0), cwd=job.dir)) == (("2000", "2000", "1", "1"), (prefix, prefix))
     prefix = f"{job.dir}/flight-recorder-7_5_.srv-rank-"
     assert recorder(job.rank(hydra(0, 2, PBS_JOBID="7[5].srv"), cwd=job.dir))[1] == (prefix, prefix)
+    prefix = f"{job.dir}/flight-recorder-rank-"
+    assert recorder(job.rank(hydra(0, 2), cwd=job.dir))[1] == (prefix, prefix)
     assert sorted(path.name for path in job.dir.iterdir()) == ["bin", "caches"], "nothing is made in advance"
 
 
 def test_flight_recorder_in_a_directory_of_others_goes_to_the_private_one(job):
-    caches = job.rank(slurm(0), cwd="/")["TRITON_CACHE_DIR"] if os.geteuid() else None
-    if caches:  # root owns and writes everything
-        assert recorder(job.rank(slurm(0), cwd="/"))[1][0].startswith(os.path.dirname(caches))
-    mine = {name: "/scratch/x" for name in CACHES}
+    theirs, mine = job.dir / "theirs", {name: "/scratch/x" for name in CACHES}
+    theirs.mkdir()
+    if os.geteuid():
+        theirs = "/"
+    else:
+        os.chown(theirs, 12345, 12345)
+    private = job.rank(slurm(0), cwd=theirs)
+    assert recorder(private)[1][0] == os.path.dirname(private["TRITON_CACHE_DIR"]) + "/flight-recorder-4711.0-rank-"
+    assert recorder(job.rank({**slurm(0), **mine}, cwd=theirs)) == (("2000", "2000", "1", "1"), (None, None))
     assert "TORCH_FR_DUMP_TEMP_FILE" in job.rank({**slurm(0), **mine}, cwd=job.dir)
 
 
-@pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.15.0", False)])
+@pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.8.0", True), ("2.9.0", False), ("2.15.0", False)])
 def test_flight_recorder_has_the_name_that_this_pytorch_reads(job, version, old):
     """Also where the environment that is active extends that of the module."""
     for place, more in (("module/", {"RUNSCRIPTS": f"{job.dir}/module/runscripts"}), ("", {})):
         (job.dir / f"{place}lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
         sizes, _ = recorder(job.rank({**slurm(0), **more}, cwd=job.dir))
         assert sizes == ("2000", "2000" if old else None, "1", "1" if old else None)
+    (job.dir / "activate").touch()
+    env = job.rank({**slurm(0), "WITH_CONDA": f"source {job.dir}/activate"}, cwd=job.dir)
+    assert recorder(env)[0] == ("2000", "2000", "1", "1"), "its Python is not known yet"
 
 
 @pytest.mark.parametrize("env, expected", [
@@ -962,7 +972,8 @@ def test_flight_recorder_files_of_the_user(job, tmp_path):
     assert files[0] == f"{tmp_path}/caches/flight-recorder-4711.0-rank-"
     for wrong in ("traces", f"{tmp_path}/none"):
         message = job.error({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": wrong})
-        assert f"SLINGTORCH_FLIGHT_RECORDER='{wrong}'" in message and "'off'" in message
+        assert (f"SLINGTORCH_FLIGHT_RECORDER='{wrong}' is not the absolute path of a writable directory on this node. Name a "
+                "directory that outlives the job, or 'off'") in message
 
 
 def test_flight_recorder_is_for_several_ranks(job):
