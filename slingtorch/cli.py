@@ -162,18 +162,6 @@ def check_destination(options: Any, syntax: str) -> None:
         raise CliError("EasyBuild would install into %s, but this path is too long: EasyBuild names lock files after "
                        "it. Use a path of at most %d bytes: export EASYBUILD_PREFIX=DIRECTORY"
                        % (software, LONGEST_PATH))
-    paths = [software, modules_directory(options), options.buildpath]
-    paths += options.sourcepath.split(':') + options.repositorypath[:1]
-    for path in filter(None, paths):
-        closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
-        try:
-            os.stat(path)
-        except OSError as err:
-            closed = isinstance(err, PermissionError)
-        if closed:
-            raise CliError("EasyBuild is configured to use the directory %s, but you may not enter or read it. Use "
-                           "another one ('eb --show-config' shows the setting), or ask its owner for access (chmod "
-                           "u+rwx)." % path)
 
 
 def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
@@ -284,8 +272,6 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     With Slingshot 11 the wheel must fit the network plugin's CUDA or ROCm; None if the site has its own easyconfigs.
     """
     toolkit = None
-    if site.gpu == 'xpu':
-        return "this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (%s)" % site.pytorch
     if site.network == 'slingshot11':
         toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
@@ -377,8 +363,6 @@ def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     if (args.form == 'env' or args.group) and not (args.name and args.form == 'env'):
         raise CliError("--format env needs a site, and --group needs both: slingtorch sites NAME --format env")
-    if args.form == 'markdown' and args.name:
-        raise CliError("--format markdown is a table of all sites; for this one: slingtorch sites " + args.name)
     if args.form or args.name:
         sys.stdout.write(formats.overview(sites.load_all()) if args.form == 'markdown' else
                          formats.env_file(sites.load(args.name), sites.split_list(args.group)) if args.form else

@@ -11,7 +11,7 @@ from slingtorch import wrapped
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
-KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD', 'xpu': 'Intel'}
+KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD'}
 
 
 def comment(text: str) -> List[str]:

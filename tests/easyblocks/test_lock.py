@@ -410,14 +410,6 @@ def test_index_that_pip_does_not_trust(tiny):
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
-def test_malformed_address_of_a_proxy(tiny):
-    tiny.write(options="index_urls = ['https://packages.example/whl']")
-    tiny.pip_env.update(https_proxy='http://', no_proxy='')
-    done = tiny.lock(check=False)
-    assert done.returncode == 1 and 'must have the form http://HOST:PORT' in said(done) and 'Traceback' not in said(done)
-    assert not tiny.lock_file.exists()
-
-
 def test_nothing_for_that_python(tiny):
     tiny.wheel('delta', '1.0', tag='cp310-cp310-manylinux_2_17_x86_64')
     tiny.write("['delta==1.0']", "['3.13']")

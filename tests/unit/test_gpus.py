@@ -166,13 +166,6 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     assert cli.gpu_note(site, machine(driver='580.65.06')) == line
 
 
-def test_intels_gpus_have_no_wheel_of_ours(machine):
-    site = cli.sites.load('polaris', {})
-    site.gpu = 'xpu'
-    line = cli.gpu_note(site, machine())
-    assert line.startswith("this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (module")
-
-
 def test_env_ends_with_it(monkeypatch, capsys):
     monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu, toolkit: (OLDER, 'driver 550.90.07'))
     monkeypatch.setattr(cli, 'activation', lambda *args: [])
