@@ -236,8 +236,8 @@ def without_solution(error: RuntimeError, source: str, on: Dict[str, Any]) -> Ru
     if not because:
         return error
     return RuntimeError("the packages cannot be had together. The output of uv is:\n%s\nChange a requirement in %s, "
-                        "name another easyconfig than %s with --on, or, where only a wheel is missing, build one: --build "
-                        "REQUIREMENT" % (because, source, on['file']))
+                        "name another easyconfig than %s with --on, or, where only a wheel is missing, build one: "
+                        "--build REQUIREMENT" % (because, source, on['file']))
 
 
 def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
