@@ -10,7 +10,7 @@ import pytest
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton, init_build_options
 
-from slingtorch.install import container_image, container_runtime, environment_image, process
+from slingtorch.install import container_image, container_runtime, environment_image, nccl, process
 
 
 @pytest.fixture(autouse=True)
@@ -214,9 +214,64 @@ def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, numbers, 
     assert made.nccl_in_use() == ('NCCL', version)
 
 
-def test_pytorch_without_nccl():
-    found = {'import_errors': [], 'libraries': [], 'file': '/env/torch/__init__.py', 'version': '2.4.0', 'mpi': True,
-             'entry_points': ['torchrun'], 'vision_cuda': None, 'config': '', 'nccl': False, 'nccl_version': None}
-    expected = {'prefix': '/env', 'version': '2.4.0', 'settings': [], 'mpi': None, 'gtl': None, 'nccl': '/opt/nccl',
-                'nccl_version': '2.21.5', 'plugin': None}
-    assert 'torch.distributed has no NCCL' in process.check_linkage(found, expected)
+def test_all_that_can_be_wrong_with_a_process(monkeypatch):
+    needs = {'/env/lib/libuse.so': ['libmpi.so.40'], '/env/libtorch.so': ['libc.so']}
+    monkeypatch.setattr(process, 'needed_libraries', lambda path: needs.get(path, []))
+    monkeypatch.setattr(process, 'find_plugin', lambda nccls: None)
+    found = {'import_errors': ['mpi4py cannot be imported: x'], 'file': '/else/torch/__init__.py', 'version': '2.4.1', 'mpi': False,
+             'libraries': ['/other/libmpi.so.40.30', *needs, '/wheel/libnccl.so.2'], 'entry_points': ['x'], 'vision_cuda': -1,
+             'config': 'USE_CUDA=ON, USE_MPI=0, USE_NCCL=1', 'nccl': False, 'nccl_version': [2, 18, 3]}
+    wanted = {'prefix': '/env', 'version': '2.4.0', 'settings': ['USE_CUDA', 'USE_MPI', 'USE_NCCL'], 'mpi': '/mpi/libmpi.so.12',
+              'gtl': '/gtl/libmpi_gtl_cuda.so', 'nccl': '/nccl', 'nccl_version': '2.21.5', 'plugin': '/plugin'}
+    mpi = ['The process has another MPI, too: /other/libmpi.so.40.30, needed by /env/lib/libuse.so',
+           'No library of PyTorch is linked with MPI']
+    wrong = process.check_linkage(found, wanted)
+    assert wrong == [
+        'mpi4py cannot be imported: x', 'PyTorch was imported from /else/torch/__init__.py, not from the installation',
+        'PyTorch reports the version 2.4.1, not 2.4.0',
+        "PyTorch's entry points are not installed: torchrun is not among ['x']", 'torchvision was built without CUDA',
+        'torch.__config__ does not contain USE_MPI=ON',
+        'torch.distributed has no MPI: CMake did not find MPI, and its output only shows a warning',
+        'PyTorch is not linked with the MPI that it was built for, /mpi/libmpi.so.12, but with /other/libmpi.so.40.30', *mpi,
+        'The GPU Transport Layer /gtl/libmpi_gtl_cuda.so is not in the process: MPI_Init would abort, or GPU buffers would crash',
+        'torch.distributed has no NCCL', 'The NCCL in /nccl is not in the process: PyTorch uses /wheel/libnccl.so.2',
+        'NCCL reports the version 2.18.3, not 2.21.5',
+        'The process has another NCCL, too: /wheel/libnccl.so.2 (from a Python package?)',
+        'NCCL would use no plugin instead of the network plugin in /plugin: is that directory in $LD_LIBRARY_PATH?']
+    # which MPI is not known: one is right, two are not
+    found['libraries'].append('/mpi/libmpi.so.12')
+    unknown = process.check_linkage(found, {**wanted, 'mpi': None, 'nccl': None, 'gtl': None, 'plugin': None})[7:]
+    assert unknown == ["It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI",
+                       'The process has another MPI, too: /mpi/libmpi.so.12, needed by no library of the process', *mpi]
+    assert process.describe_libraries(found) == (
+        'PyTorch 2.4.1, MPI /mpi/libmpi.so.12 and /other/libmpi.so.40.30, GPU Transport Layer none, NCCL /wheel/libnccl.so.2')
+
+
+@pytest.mark.parametrize('plugin, needed, versions, wrong', [
+    (None, [], {}, ['NCCL would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and $NCCL_NET_PLUGIN is not '
+                    "set to one. Does the plugin's module set them?"]),
+    ('/p.so', ['libcudart.so.12'], {'CUDA': '13.1'}, [
+        'The PyTorch wheel is for CUDA 12.9, but the module among the dependencies is for CUDA 13.1: the major versions must be '
+        'the same']),
+    ('/p.so', ['libcudart.so.13', 'libamdhip64.so.7.1'], {'CUDA': '12.2'}, [
+        f'The PyTorch wheel is for CUDA 12.9, but the plugin /p.so is for CUDA {number}: the major versions must be the same'
+        for number in (13, 7)])])
+def test_wheel_and_plugin(monkeypatch, plugin, needed, versions, wrong):
+    for name, value in (('find_plugin', plugin), ('needed_libraries', needed), ('exported_apis', {10, 8})):
+        monkeypatch.setattr(process, name, lambda *_, value=value: value)
+    found = {'hip': None, 'cuda': '12.9', 'nccls': {'/l/libnccl.so.2': 22707}}
+    known = ['aws-ofi-nccl 1.19.2: ' + entry.text for entry in nccl.KNOWN_PROBLEMS[:2]]
+    said, problems = process.check_wheel(found, {**versions, 'aws-ofi-nccl': '1.19.2'})
+    assert said == wrong and [text.rpartition(' (')[0] for text in problems] == known * bool(plugin)
+    assert process.check_wheel({**found, 'nccls': {}}, {}) == ([
+        'PyTorch in this environment is a CPU build without NCCL: the lock file names the wrong wheel (+cpu?)'], [])
+    # RCCL, and what it does not accept
+    found = {'hip': '7.14.1', 'cuda': None, 'nccls': {'/a/librccl.so': 21304, '/b/librccl.so': 22707}}
+    said, problems = process.check_wheel(found, {})
+    assert said[0] == ('The process has two RCCL libraries, each with its own network: /a/librccl.so and /b/librccl.so. Remove one '
+                       'of the packages from the lock file')
+    assert plugin is None or said[-1] == (
+        'RCCL 2.13.4 of the wheel accepts ncclNetPlugin_v4 to v6, but the plugin /p.so has v8, v10: use another release of the '
+        'plugin (docs/easyconfigs.md has the table)') and problems == [
+            'ROCm 7.14.1: its RCCL gives wrong results for messages of 64 to 512 MB: verify results before you trust them, or use '
+            'another ROCm (ROCm/TheRock#7903)']

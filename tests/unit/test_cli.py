@@ -2,6 +2,7 @@
 """The command slingtorch: what it prints, and what a shell and EasyBuild make of it."""
 import argparse
 import functools
+import json
 import os
 import re
 import pathlib
@@ -562,6 +563,29 @@ def test_modules_of_installations(tmp_path):
     unread = []
     assert list(status.installations(str(modules), unread)) == [('A', str(root)), ('B', str(root))]
     assert unread == [f'{modules}/E.lua: No such file or directory']
+
+
+def test_status_of_all_kinds_of_installations(tmp_path, monkeypatch, capsys):
+    """As a table with the commands that renew them, and as JSON."""
+    record = {'slingtorch': slingtorch.__version__, 'runscripts': 'abc', 'site': None, 'groups': [], 'values': None, 'files': {},
+              'easyconfig': 'A-1.eb'}
+    for name, text in {'current': json.dumps(record), 'damaged': '{', 'gone': '', 'old': json.dumps({**record, 'slingtorch': '0.0.9'}),
+                       'older': '', 'site': json.dumps({**record, 'site': 'lumi', 'groups': ['gdr'], 'values': 'old'})}.items():
+        for path, content in ((f'{name}/runscripts/lib/installed.json', text), (f'{name}/easybuild/A-1.eb', ''),
+                              (f'modules/{name}/1.lua', f'local root = "{tmp_path}/{name}"\nRUNSCRIPTS')):
+            (tmp_path / path).parent.mkdir(parents=True)
+            (tmp_path / path).write_text(content)
+    (tmp_path / 'older/runscripts/lib/installed.json').unlink()
+    (tmp_path / 'older/easybuild/B-2.eb').touch()
+    shutil.rmtree(tmp_path / 'gone')
+    for name, value in (('LOADEDMODULES', 'x/1:old/1'), ('SLINGTORCH_SITE', 'local'), ('SLINGTORCH_SITE_GROUPS', '')):
+        monkeypatch.setenv(name, value)
+    for as_json in (False, True):
+        assert status.run(argparse.Namespace(json=as_json), f'{tmp_path}/modules', print) == 3
+    table, _, text = capsys.readouterr().out.partition('{\n')
+    found = json.loads('{' + text)
+    entries = ''.join(json.dumps(entry, sort_keys=True) + '\n' for entry in found.pop('installations'))
+    expected(f'{table}\n{entries}{found}\n', 'status', [(tmp_path, '/TOP')])
 
 
 def test_installation_of_somebody_without_a_name(tmp_path, monkeypatch):

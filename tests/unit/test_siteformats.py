@@ -66,10 +66,6 @@ def test_a_shell_and_a_reader_of_lines_get_what_the_module_sets(tmp_path):
         done = subprocess.run(['bash', '--noprofile', '--norc', '-euc', 'set -a; . ./env; env -0'], text=True,
                               cwd=tmp_path, env={'PATH': '/usr/bin:/bin'}, stdout=subprocess.PIPE, check=True)
         assert expected.items() <= dict(line.split('=', 1) for line in done.stdout.split('\0') if line).items(), site.name
-        for value in values:
-            assert ' '.join(value.reason.split()) in ' '.join(text.replace('\n# ', ' ').split()) or \
-                value.name.startswith('SLINGTORCH_'), value.name
-            assert value.name != siteformats.NET or '\n#NCCL_NET=%s\n' % value.value in text
 
 
 def test_everything_in_a_file_is_shown(tmp_path):
@@ -77,9 +73,9 @@ def test_everything_in_a_file_is_shown(tmp_path):
     (tmp_path / 'full.cfg').write_text(FULL)
     site = SITES.load('full', {'SLINGTORCH_SITES_PATH': str(tmp_path)})
     bare = SITES.load('local', {})
-    expected('\n'.join([siteformats.everything(site), siteformats.everything(bare),
-                        siteformats.env_file(site, ['fast']), siteformats.overview([site, bare])]), 'site-formats',
-             [(tmp_path, 'DIRECTORY'), (ROOT, 'BUNDLE')])
+    expected('\n'.join([siteformats.everything(site), siteformats.env_file(site, ['fast']),
+                        siteformats.overview([site, bare])]), 'site-formats', [(tmp_path, 'DIRECTORY')])
+    assert siteformats.everything(bare).endswith('/local.cfg\n\nThis site sets no values.\n')
 
 
 def test_the_command():
