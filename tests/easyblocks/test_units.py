@@ -7,10 +7,12 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton, init_build_options
 
-from slingtorch.install import container_image, container_runtime, environment_image, nccl, process
+from slingtorch.install import container_image, container_runtime, dependencies, environment_image, nccl, process
+from testbed.expected import expected
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +119,68 @@ def test_image_of_a_library_with_another_digest(load_block, monkeypatch, tmp_pat
     with pytest.raises(EasyBuildError, match='has the wrong sha256 bbb.* Do not use it'):
         made.stage_image('pull', address)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_container_runtime_means():
+    """The end of an output, and the cause and remedy of it."""
+    outputs = ['no space left on device', 'Disk quota exceeded', 'digest mismatch', '401 unauthorized', 'denied: requested access',
+               'manifest unknown', 'dial tcp: no such host', '/dev/fuse: permission denied', 'neither singularity nor apptainer',
+               'max_user_namespaces is 0', 'x\n' * 15 + 'other', 'denied\n' + 'x\n' * 15]
+    found = {}
+    for output in outputs:
+        problems = container_runtime.REGISTRY_PROBLEMS + container_runtime.HOST_PROBLEMS
+        found.setdefault(container_runtime.meaning(output, problems), []).append(output.splitlines()[-1])
+    expected(''.join(f'{", ".join(said)}: {text}\n' for text, said in found.items()), 'container-problems')
+    for known in ([container_runtime.FULL], []):
+        error = container_runtime.runtime_error('Pulling x', 'a\nno space left', 7, known)
+        said = container_runtime.FULL[1] + '.\nIts' if known else 'with status 7. Its'
+        assert error.msg.partition(' (at ')[0] == f'Pulling x failed{":" * bool(known)} {said} last lines were:\na\nno space left'
+
+
+@pytest.mark.parametrize('default, value, words', [
+    ([], 'a', " is 'a', but must be a list of strings: own = ['...']; on the command line: --try-amend='own=ONE,' with a comma"),
+    ([], [1], ' is [1], but must be a list of strings'), ({}, 'a', " is 'a', but must be a dictionary: own = {'name': 'value'}"),
+    ({}, {'a': None}, " is {'a': None}, but must be a dictionary"), (True, 'yes', " is 'yes', but must be True or False"),
+    ([], ('a',), ''), ({}, {'a': 1, 'b': 'x'}, ''), (False, True, ''), ('', [], '')])
+def test_types_of_parameters(monkeypatch, default, value, words):
+    monkeypatch.setattr(dependencies, 'OWN_PARAMETERS', set())
+    assert dependencies.with_parameters({'x': 1}, {'own': [default, 'what']}) == {'x': 1, 'own': [default, 'what', CUSTOM]}
+    try:
+        dependencies.check_types({'own': value, 'x': 3}, {'own': (default, '', ''), 'x': ([], '', '')})
+        assert not words
+    except EasyBuildError as err:
+        assert words and err.msg.startswith('own' + words)
+
+
+def test_image_is_packed_and_hashed(monkeypatch, tmp_path):
+    """With what is not the node's; what jobs do not need is left out."""
+    ran, tree = [], tmp_path / '.environment-image'
+    for name in ('make_tree', 'relocate_run_paths'):
+        monkeypatch.setattr(environment_image, name, lambda *words: tree.mkdir(exist_ok=True))
+    monkeypatch.setattr(environment_image, 'run_tree_python', lambda *words: ran.append(words))
+    monkeypatch.setattr(environment_image, 'run_command', lambda cmd, remedy: (tmp_path / 'environment.squashfs').write_text('x'))
+    environment_image.make_image(str(tmp_path), 7, ['torch'])
+    assert ran == [(str(tree), 'import sys, torch')] and not tree.exists()
+    assert (tmp_path / 'environment.squashfs.sha256').read_text().endswith('b02258717921a4881  environment.squashfs\n')
+
+
+def test_flags_and_launcher_of_an_mpi(monkeypatch):
+    monkeypatch.setattr(process, 'needed_libraries', lambda path: ['libcudart.so.12'] * ('new' in path))
+    assert process.gtl_flags(None, '/cuda') == []
+    gtl = ['-Wl,--no-as-needed', '-L/new', '-lmpi_gtl_cuda', '-Wl,-rpath,/new', '-Wl,--allow-shlib-undefined']
+    assert process.gtl_flags('/new/libmpi_gtl_cuda.so', '/cuda') == gtl
+    assert process.gtl_flags('/old/libmpi_gtl_cuda.so', '/cuda') == [word.replace('new', 'old') for word in gtl] + [
+        '-L/cuda/lib64', '-lcudart', '-Wl,-rpath,/cuda/lib64', '-L/cuda/lib64/stubs', '-lcuda']
+    assert [process.run_path_flags(f'{top}/libmpi.so') for top in ('/opt/mpi/lib', '/usr/lib/x', '/lib64')] == [
+        ['-Wl,--disable-new-dtags', '-Wl,-rpath,/opt/mpi/lib'], [], []]
+    assert list(map(process.launcher_name, ('/m/mpicc', '/m/mpicxx.mpich', '/m/mpic++', '/m/mpiCC', '/c/cc'))) == [
+        '/m/mpiexec', '/m/mpiexec.mpich', '/m/mpiexec', '/m/mpiexec', '']
+    ran, failed = [], SimpleNamespace(exit_code=1, output='no\n', stderr='and no\n')
+    said = process.check_two_ranks('x', '/m/mpiexec', ['python', 'p'], lambda *words: ran.append(words) or failed)
+    assert said == ['x on 2 ranks failed. If /m/mpiexec is not allowed, as on a login node, add --disable-mpi-tests. The output '
+                    'is:\nno\nand no']
+    assert ran == [('env', 'OMPI_ALLOW_RUN_AS_ROOT=1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1',
+                    'OMPI_MCA_rmaps_base_oversubscribe=1', '/m/mpiexec', '-n', '2', 'python', 'p')]
 
 
 def test_definition_that_the_runtime_cannot_read(monkeypatch):

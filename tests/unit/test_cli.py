@@ -487,13 +487,6 @@ def test_tcsh(environ):
     assert activated(env) == activated(evaluate('--site derecho --with gdr', environ))
 
 
-def test_hint_on_a_terminal(environ):
-    """Who only looks is told how it is used."""
-    done = subprocess.run(['script', '-qec', '%s -m slingtorch env' % sys.executable, '/dev/null'], env=environ,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    assert 'eval "$(slingtorch env)"' in done.stdout
-
-
 def test_easybuild_takes_it(environ, tmp_path):
     """eb itself reads the configuration and finds an easyconfig of the bundle by its name."""
     add_easyconfigs_of_easybuild(environ, tmp_path)

@@ -174,6 +174,15 @@ def test_env_ends_with_it(monkeypatch, capsys):
     for more, last in [([], line), (['--quiet'], '')]:
         assert cli.main(['env', '--site', 'slurm'] + more) == 0
         assert (capsys.readouterr().err.splitlines(True) or [''])[-1] == last
+    # who only looks is told how it is used
+    monkeypatch.setattr(cli.sys.stdout, 'isatty', lambda: True)
+    monkeypatch.setattr(cli.values, 'OwnPyTorch', lambda _: types.SimpleNamespace(what=lambda: 'x'))
+    monkeypatch.setattr(cli.values, 'variables', lambda *_: [])
+    monkeypatch.setattr(cli.values, 'differences', lambda *_: [])
+    for more, command in (([], '"$(slingtorch env)"'), (['--shell', 'tcsh', '--values'], '"`slingtorch env --values --shell csh`"')):
+        cli.main(['env', '--site', 'slurm'] + more)
+        assert capsys.readouterr().err.splitlines()[1:-1] == [
+            f'slingtorch: your shell has not changed; to activate the bundle in it: eval {command}']
 
 
 # ------------------------------------------------------------------------------------------------ one home for drivers

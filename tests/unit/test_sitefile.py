@@ -230,7 +230,8 @@ def test_slurm_without_a_cluster(person):
 
 
 def test_sinfo_fails(person):
-    out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller')))
+    out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller'),
+                             **{'nvidia-smi': ('GPU 0: of the login node\n', None)}))
     site = person.site()
     assert (site.scheduler, site.gpu, site.gpus_per_node) == ('slurm', 'any', 'any')
     for text in (out, person.path.read_text()):
@@ -374,7 +375,13 @@ def test_links_and_files_of_a_tree(tmp_path):
     (tmp_path / 'cxi0').symlink_to('../../devices/cxi0')
     (tmp_path / 'eth0').mkdir()
     (tmp_path / 'eth0/speed').write_text('25000\n')
-    assert site_probe.tree(str(tmp_path), ['*', '*/speed']) == ('cxi0: cxi0\neth0/speed: 25000\n', None)
+    port = tmp_path / 'mlx5_0/ports/1'
+    port.mkdir(parents=True)
+    for path, text in ((tmp_path / 'eth0/operstate', 'up\n'), (port / 'state', '4: ACTIVE'), (port / 'link_layer', 'InfiniBand')):
+        path.write_text(text)
+    assert {top: site_probe.tree(str(tmp_path), patterns).text for top, patterns in site_probe.TREES.values()} == {
+        '/sys/class/cxi': 'cxi0: cxi0\n', '/sys/class/net': 'eth0/operstate: up\neth0/speed: 25000\n',
+        '/sys/class/infiniband': 'mlx5_0/ports/1/link_layer: InfiniBand\nmlx5_0/ports/1/state: 4: ACTIVE\n'}
     assert site_probe.tree(str(tmp_path), ['no*']).problem == f'there is nothing in {tmp_path}'
 
 
