@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
@@ -58,7 +57,6 @@ def easybuild_configuration() -> Any:
         if problem:
             raise CliError(problem)
         from easybuild.tools.build_log import raise_easybuilderror
-        from easybuild.tools.environment import restore_env
         from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
     except ImportError as err:
         raise CliError("%s, the Python that runs slingtorch, has no EasyBuild (%s). Install slingtorch with pip, which "
@@ -72,7 +70,6 @@ def easybuild_configuration() -> Any:
             """Nothing."""
 
     os.getcwd()     # as EasyBuild asks: where it is gone, main() says so
-    environ = dict(os.environ)
     try:
         # before it fails, it prints the usage of eb
         with contextlib.redirect_stderr(io.StringIO()):
@@ -90,10 +87,7 @@ def easybuild_configuration() -> Any:
         raise CliError("EasyBuild rejects its configuration: %s. Correct the variable EASYBUILD_... or the file (%s), "
                        "or ignore a file with 'export EASYBUILD_IGNORECONFIGFILES=FILE'."
                        % (first, ', '.join(files) or 'there is none'))
-    # EasyBuild's directory for temporary files; $TMPDIR now points to it
-    shutil.rmtree(config.tmpdir, ignore_errors=True)
-    restore_env(environ)
-    tempfile.tempdir = None
+    shutil.rmtree(config.tmpdir, ignore_errors=True)    # made for its temporary files
     return config
 
 
@@ -199,14 +193,13 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     # an empty element means EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
     robot_paths = list(dict.fromkeys(robot_paths)) or ['']
-    # a pattern without a match is an error in EasyBuild
-    patterns = [os.path.join(root, 'easyblocks', '*.py'), os.path.join(root, 'easyblocks', 'generic', '*.py')]
-    easyblocks = [pattern for pattern in patterns if glob.glob(pattern)] + theirs(options.include_easyblocks)
+    easyblocks = [os.path.join(root, 'easyblocks', '*.py'), os.path.join(root, 'easyblocks', 'generic', '*.py')]
+    easyblocks += theirs(options.include_easyblocks)
     variables += [
         ('EASYBUILD_ROBOT_PATHS', ':'.join([os.path.join(root, 'easyconfigs')] + robot_paths)),
         # lets 'eb --search' find the patches too
         ('EASYBUILD_SEARCH_PATHS', ':'.join(theirs(options.search_paths) + [os.path.join(root, 'patches')])),
-        ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks) or None),
+        ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks)),
     ]
     if not keep_hooks:
         variables.append(('EASYBUILD_HOOKS', os.path.join(root, 'hooks', 'slingshot_hooks.py')))

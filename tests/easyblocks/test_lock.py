@@ -200,6 +200,14 @@ def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
     assert options[2:] == ['--no-index'] and env['UV_SYSTEM_CERTS'] == env['UV_NATIVE_TLS'] == '1'
 
 
+def test_words_of_uv():
+    target = lockfile.Target('3.12', 'manylinux_2_30_aarch64')
+    said = lockfile.uv_compile('/bin/echo', target, {'index-url': 'https://a'}, ['https://o'], '--more', '-').stdout
+    assert said == (f'pip compile --no-header --only-binary :all: --no-progress --python {sys.executable} --python-version 3.12 '
+                    '--python-platform aarch64-manylinux_2_28 --index-strategy unsafe-best-match --index https://o '
+                    '--default-index https://a --more -\n')
+
+
 # --- eb that locks by itself
 
 def test_one_command_without_a_lock_file(tiny, eb_env):

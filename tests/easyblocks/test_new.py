@@ -232,6 +232,16 @@ def test_requirements_that_cannot_be_had(project, lines, says):
         assert text in said
 
 
+def test_lines_of_a_requirements_file():
+    wanted = new.Wanted('/p/requirements.txt')
+    wanted.read('alpha[x] >= 1  # why\n\n# all\n-e .[more]\n--editable=./sub\n./part\nhere @ file:///src/here[a]\n-f wheels\n'
+                '--find-links https://page\n-i https://own\n--extra-index-url https://download.pytorch.org/whl/cpu\n'
+                'beta @ https://b/beta.whl\n', '/p/requirements.txt')
+    assert (wanted.lines, wanted.projects, wanted.links, wanted.index_urls) == (
+        ['alpha[x] >= 1', 'beta @ https://b/beta.whl'],
+        [('/p/.', '[more]'), ('/p/./sub', ''), ('/p/./part', ''), ('/src/here', '[a]')], ['/p/wheels', 'https://page'], ['https://own'])
+
+
 def test_extras_of_a_pyproject(tmp_path):
     path = tmp_path / 'pyproject.toml'
     path.write_text(PROJECT + BACKEND)

@@ -158,9 +158,11 @@ def test_image_is_packed_and_hashed(monkeypatch, tmp_path):
     for name in ('make_tree', 'relocate_run_paths'):
         monkeypatch.setattr(environment_image, name, lambda *words: tree.mkdir(exist_ok=True))
     monkeypatch.setattr(environment_image, 'run_tree_python', lambda *words: ran.append(words))
-    monkeypatch.setattr(environment_image, 'run_command', lambda cmd, remedy: (tmp_path / 'environment.squashfs').write_text('x'))
+    monkeypatch.setattr(environment_image, 'run_command', lambda cmd, _: ran.append(cmd) or open(cmd[2], 'w').write('x'))
     environment_image.make_image(str(tmp_path), 7, ['torch'])
-    assert ran == [(str(tree), 'import sys, torch')] and not tree.exists()
+    options = '-comp zstd -Xcompression-level 3 -noappend -no-progress -no-xattrs -all-root -processors 7'.split()
+    assert ran == [(str(tree), 'import sys, torch'), ['mksquashfs', str(tree), f'{tmp_path}/environment.squashfs', *options]]
+    assert not tree.exists()
     assert (tmp_path / 'environment.squashfs.sha256').read_text().endswith('b02258717921a4881  environment.squashfs\n')
 
 

@@ -293,6 +293,9 @@ def test_activate_is_one_clean_configuration(prefix, tmp_path):
     assert '/elsewhere' not in done.stdout and '/other' not in done.stdout
     assert str(prefix / 'easybuild') in done.stdout and str(ROOT / 'hooks/slingshot_hooks.py') in done.stdout
     assert done.stdout.endswith('function\n')
+    assert (prefix / 'easybuild.cfg').read_text().partition('allow-use')[0] == (
+        f'[config]\nprefix = {prefix}/easybuild\ntmpdir = {prefix}/tmp\nmodules-tool = Lmod\nmodule-syntax = Lua\n')
+    assert f'export SLINGTORCH_CACHE_ROOT={prefix}/tmp\n' in (prefix / 'activate').read_text()
 
 
 def test_activate_passes_an_error_on(prefix):

@@ -15,6 +15,7 @@ import pytest
 import slingtorch
 from slingtorch import cli
 from slingtorch.commands import status
+from test_sites import ENV, GROUP, SITE
 from testbed import forkedeb
 from testbed.expected import expected
 
@@ -130,11 +131,12 @@ def test_env(environ, tmp_path):
 
 
 def test_code_for_a_shell_and_notes_for_the_user(environ, tmp_path):
-    environ.update(SLINGTORCH_SITE_DETECTED='local: for any machine', MODULEPATH='')
+    (tmp_path / 'tmp').mkdir()
+    environ.update(SLINGTORCH_SITE_DETECTED='local: for any machine', MODULEPATH='', TMPDIR=str(tmp_path / 'tmp'))
     done = run(['env', '--site', 'derecho', '--with', 'alt_read'], without_lmod(environ))
     expected(done.stdout + done.stderr, 'env-derecho', [
         (ROOT, 'BUNDLE'), (tmp_path, 'HOME'), (sys.executable, 'PYTHON')])
-    assert run(['env', '--quiet'], environ).stderr == ''
+    assert run(['env', '--quiet'], environ).stderr == '' and not list((tmp_path / 'tmp').iterdir())
 
 
 def test_other_site_afterwards(environ):
@@ -270,6 +272,9 @@ def test_options_that_only_eb_can_check(environ, tmp_path):
     (tmp_path / CONFIG).write_text('[config]\ninclude-module-naming-schemes = /site/*.py\n'
                                    'module-naming-scheme = SiteMNS\n')
     assert activated(evaluate('', environ)) == activated(evaluate('', dict(environ, XDG_CONFIG_HOME='/nonexistent')))
+    assert run(['env'], environ).stderr.startswith(
+        'slingtorch: warning: slingtorch does not know where the module naming scheme SiteMNS puts modules, because it is not one '
+        f"of EasyBuild's own: call 'module use' yourself, with a directory below {tmp_path}/.local/easybuild/modules/all\n")
 
 
 @pytest.mark.parametrize('setting, name', [
@@ -498,6 +503,18 @@ def test_easybuild_takes_it(environ, tmp_path):
         assert text in done.stdout
     # EasyBuild's own easyconfigs are still found
     assert 'PyTorch-2.6.0-foss' in done.stdout
+
+
+def test_groups_whose_parameters_exclude_each_other(tmp_path, monkeypatch, capsys):
+    text = SITE
+    for name in ('one', 'two'):
+        text += GROUP.replace('fast', name) + ENV.replace('env NCCL_CROSS_NIC', f'parameter x in {name}').replace('1', name)
+    (tmp_path / 'mine.cfg').write_text(text)
+    monkeypatch.setenv('SLINGTORCH_SITES_PATH', str(tmp_path))
+    monkeypatch.setattr(cli, 'activation', lambda *_: [])
+    assert cli.main(['env', '--site', 'mine', '--with', 'one,two']) == 1
+    assert capsys.readouterr().err == ("slingtorch: error: The groups 'one' and 'two' of site 'mine' exclude each other: they set x to "
+                                       "different values ('one' and 'two'). Choose one of them.\n")
 
 
 # --- slingtorch sites

@@ -317,7 +317,7 @@ def test_private_by_itself(person):
     assert not person.path.exists()
 
 
-@pytest.mark.parametrize('text', ['truncated', 'Kein Gerät: 3,5 \x1b[0m\n', '[{"ifname": 3}, 7]', '|||\n: :\nx|1\n'])
+@pytest.mark.parametrize('text', ['truncated', '7\n', 'Kein Gerät: 3,5 \x1b[0m\n', '[{"ifname": 3}, 7]', '|||\n: :\nx|1\n'])
 def test_other_language_and_cut_off(text, person):
     """Whatever a probe prints, a file is written that the bundle's reader accepts."""
     whole = recorded('infiniband-h100', node=True)

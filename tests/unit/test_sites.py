@@ -395,6 +395,30 @@ def test_what_a_shipped_site_lacks_goes_into_a_file_of_ones_own():
             call(site, generation)
 
 
+def test_what_a_site_does_not_provide(site_dir):
+    provides = '[provides a]\ngpu = cuda/12.9 in CUDA_HOME\nnccl = gpu\nsource = s\n[provides b]\nmpi = mpich/4\nsource = s\n'
+    environ = site_dir(mine=SITE + provides, bare=SITE)
+    site, path = sites.load('mine', environ), environ['SLINGTORCH_SITES_PATH'] + '/mine.cfg'
+    for call, words in (
+            (lambda: sites.load('bare', environ).generation(None, 'x.eb'),
+             f"x.eb needs modules of the site 'bare', but {path.replace('mine', 'bare')} names none. Add a section [provides NAME] "
+             "with lines such as 'gpu = cuda/12.9.0' (docs/sites.md)"),
+            (lambda: site.generation('c', 'x.eb'), "x.eb needs the generation 'c' of modules, but site 'mine' does not have it. It has "
+                                                   f'a, b ({path})'),
+            (lambda: site.generation(None, 'x.eb'), f"x.eb can be for a, b, but {path} does not select one: add 'default = yes' to one "
+                                                    "of its sections [provides ...], or 'export SLINGTORCH_SITE_GENERATION=NAME'"),
+            (lambda: site.provided('a', 'gpus', 'x.eb'), f"x.eb names the role 'gpus'. The roles are: {', '.join(sites.ROLES)}"),
+            (lambda: site.provided('b', 'gpu', 'x.eb'), f"{path}, section [provides b] has no module for the role 'gpu', but x.eb needs "
+                                                        "one: add the line 'gpu = MODULE/VERSION'")):
+        with pytest.raises(sites.SiteError) as said:
+            call()
+        assert str(said.value) == words
+    assert site.provided('a', 'nccl', 'x.eb')['module'] == 'cuda/12.9' and site.generation('b', '') == 'b'
+    assert site.role_of('cuda/12.9') == f'{path}, section [provides a], gpu = cuda/12.9 in CUDA_HOME' and not site.role_of('x')
+    assert site.modules() == {'cuda/12.9': {'name': ['CUDA'], 'version': ['12.9'], 'prefix': 'CUDA_HOME'},
+                              'mpich/4': {'name': ['MPICH'], 'version': ['4']}}
+
+
 def test_circular_include(site_dir):
     """Shared files include none, neither themselves nor another."""
     with pytest.raises(sites.SiteError, match=r'loop.inc, section \[site\]: move this section .*: a shared file'):
