@@ -137,6 +137,28 @@ def test_what_a_container_runtime_means():
         assert error.msg.partition(' (at ')[0] == f'Pulling x failed{":" * bool(known)} {said} last lines were:\na\nno space left'
 
 
+def test_how_a_container_runtime_is_called(monkeypatch, tmp_path):
+    """With directories of the user's, and without what he binds into containers."""
+    ran = []
+    monkeypatch.setattr(container_runtime, 'run', lambda *words, **options: ran.append([words, options]))
+    monkeypatch.setattr(container_runtime.os, 'environ', {
+        'SINGULARITY_BIND': '/x', 'APPTAINER_BINDPATH': '/x', 'APPTAINER_MOUNT': 'x', 'SINGULARITY_TMPDIR': f'{tmp_path}/tmp', 'A': 'b'})
+    monkeypatch.setattr(container_runtime.shutil, 'which', {'apptainer': '/a/apptainer'}.get)
+    directories = container_runtime.runtime_directories()
+    assert directories == {'CACHEDIR': None, 'TMPDIR': f'{tmp_path}/tmp'} and oct((tmp_path / 'tmp').stat().st_mode) == '0o40700'
+    container_runtime.run_runtime('x', ['pull'], directories, hidden=False)
+    assert ran == [[('/a/apptainer', 'pull'), {'hidden': False, 'env': {
+        'A': 'b', 'SINGULARITY_TMPDIR': f'{tmp_path}/tmp', 'APPTAINER_TMPDIR': f'{tmp_path}/tmp'}}]]
+    monkeypatch.setattr(container_runtime.shutil, 'which', {}.get)
+    with pytest.raises(EasyBuildError, match='^Neither singularity nor apptainer is in PATH, but building x needs one of them'):
+        container_runtime.run_runtime('building x', ['pull'], {})
+    (tmp_path / 'file').touch()
+    container_runtime.os.environ['APPTAINER_CACHEDIR'] = f'{tmp_path}/file/x'
+    with pytest.raises(EasyBuildError, match=rf'^The container runtime cannot use {tmp_path}/file/x \(\$APPTAINER_CACHEDIR\): Not a '
+                       'directory. .* export APPTAINER_CACHEDIR=DIRECTORY'):
+        container_runtime.runtime_directories()
+
+
 @pytest.mark.parametrize('default, value, words', [
     ([], 'a', " is 'a', but must be a list of strings: own = ['...']; on the command line: --try-amend='own=ONE,' with a comma"),
     ([], [1], ' is [1], but must be a list of strings'), ({}, 'a', " is 'a', but must be a dictionary: own = {'name': 'value'}"),
@@ -189,6 +211,11 @@ def test_definition_that_the_runtime_cannot_read(monkeypatch):
     monkeypatch.setattr(container_runtime, 'run_runtime', answers('FATAL: no such partition'))
     with pytest.raises(EasyBuildError, match='cannot read the definition inside the image: .*no such partition'):
         container_runtime.definition_of('x.sif')
+    for call, words in ((lambda: container_runtime.pull_image('docker://x', 'p', {}), 'Pulling docker://x failed with status 1. Its'),
+                        (lambda: container_runtime.build_image('a.def', [], 'p', 'd', {}),
+                         'Building the image from a.def with command failed with status 1. Its')):
+        with pytest.raises(EasyBuildError, match='^' + words):
+            call()
     monkeypatch.setattr(container_runtime, 'run_runtime', answers('Bootstrap: docker\n', 0))
     assert container_runtime.definition_of('x.sif') == 'Bootstrap: docker\n'
 

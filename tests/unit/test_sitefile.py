@@ -390,6 +390,7 @@ def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LANGUAGE', 'de')
     assert site_probe.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
     assert site_probe.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
+    assert site_probe.run(['/bin/sh', '-c', 'echo $PATH'], {'PATH': '/a'}, 20).text == '/a:/usr/sbin:/sbin:/opt/rocm/bin\n'
 
 
 def roles(person, evidence, **loads):

@@ -32,8 +32,8 @@ values =
 for = Singularity, Other
 reason = needed
 source = paper
-''' + REFERENCE + GROUP + ENV.replace('NIC]', 'NIC in fast]').replace('= 1', '= 0').replace('faster', 30 * 'it was ') + ENV + ''.join(
-    ENV.replace('NCCL_CROSS_NIC', name) for name in (siteformats.NET, 'SLINGTORCH_X', 'MPICH_GPU')) + 'when = mpi_gtl=hsa\n'
+''' + REFERENCE + GROUP + ENV.replace('NIC]', 'NIC in fast]').replace('= 1', '= 0').replace('faster', 30 * 'it-was ') + ENV + ''.join(
+    ENV.replace('NCCL_CROSS_NIC', name) for name in (siteformats.NET, 'SLINGTORCH_X', 'MPICH_GPU')) + 'when = mpi_gtl = hsa=1\n'
 
 
 def each():
