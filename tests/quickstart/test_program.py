@@ -163,6 +163,14 @@ def test_what_is_installed_is_left_alone(tmp_path, monkeypatch, runs, words):
     assert called == words and locks.exists() is bool(runs)
 
 
+def test_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(quickstart, 'quickstart', lambda args, root: seen.append((vars(args), root)))
+    assert quickstart.main([]) == quickstart.main('--cpu --ranks 48 --prefix x --python y --modules z'.split(), '/r') == 0
+    assert seen == [({'prefix': f'{ROOT}/.slingtorch', 'cpu': False, 'ranks': None, 'python': None, 'modules': None}, '/'),
+                    ({'prefix': 'x', 'cpu': True, 'ranks': 48, 'python': 'y', 'modules': 'z'}, '/r')]
+
+
 def test_eb_or_the_training_fails(tmp_path, monkeypatch, capsys):
     """Of the environment is kept how the network is reached, not what decides what is installed where."""
     kept = 'PIP_RETRIES PIP_TRUSTED_HOST PIP_CLIENT_CERT PIP_DEFAULT_TIMEOUT PIP_EXTRA_INDEX_URL NO_PROXY CUDA_VISIBLE_DEVICES'.split()

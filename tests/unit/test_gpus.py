@@ -124,7 +124,7 @@ def test_other_easyconfigs(machine, tmp_path):
     ('Tesla V100S-PCIE-32GB', (7, 0)), ('NVIDIA TITAN V', (7, 0)), ('Tesla P40', (6, 0)), ('Quadro P6000', (6, 0)),
     ('NVIDIA GeForce GTX 1080 Ti', (6, 0)), ('Tesla M60', (5, 0)), ('GeForce GTX 980', (5, 0)), ('Tesla K40m', (3, 0)),
     ('NVIDIA TITAN X (Pascal)', (6, 0)), ('GeForce GTX 1050', (6, 0)), ('Quadro M6000 24GB', (5, 0)), ('GeForce GTX 750 Ti', (5, 0)),
-    ('GeForce GTX 1060', None), ('Quadro K2200', (3, 0)), ('Tesla K20c', (3, 0)), ('Tesla K80', (3, 0)), ('Tesla T4', None), ('NVIDIA GeForce GTX 1650', None), ('NVIDIA A100-SXM4-40GB', None),
+    ('GeForce GTX 1060', (6, 0)), ('Quadro K2200', (3, 0)), ('Tesla K20c', (3, 0)), ('Tesla K80', (3, 0)), ('Tesla T4', None), ('NVIDIA GeForce GTX 1650', None), ('NVIDIA A100-SXM4-40GB', None),
     ('NVIDIA RTX PRO 6000 Blackwell', None), ('NVIDIA GB200', None), ('NVIDIA L40S', None), ('Quadro RTX 6000', None),
     ('NVIDIA H200', None), ('NVIDIA RTX A4000', None), ('NVIDIA B200', None), ('NVIDIA GH200 480GB', None),
 ])

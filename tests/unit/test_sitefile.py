@@ -16,7 +16,7 @@ import pytest
 
 import test_sites
 from slingtorch import sites
-from slingtorch.sites import probe as site_probe, write as sitefile
+from slingtorch.sites import draft, probe as site_probe, write as sitefile
 from testbed.expected import expected
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
@@ -110,10 +110,11 @@ def test_machine_that_is_a_site_already(person):
     assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
 
 
-NET = ''.join('%s/operstate: up\n' % name for name in ('ib0', 'eth0', 'eth1', 'docker0', 'bmc'))
-ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "%s"}]}' % (name, scope)
-                              for name, scope in (('ib0', 'global'), ('eth0', 'global'), ('eth1', 'global'),
-                                                  ('docker0', 'global'), ('bmc', 'link')))
+OTHERS = ('lo docker0 virbr0 veth1 vnet0 br-1 cni0 cali1 flannel.1 tun0 tap0 ifb0 dummy0 kube-ipvs0 podman1 lxcbr0 idrac '
+          'usb0').split()
+NET = ''.join('%s/operstate: up\n' % name for name in (*OTHERS, 'ib0', 'eth0', 'eth1', 'bmc')) + 'down/operstate: down\n'
+ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "%s"}]}' % (
+    name, 'link' if name == 'bmc' else 'global') for name in (*OTHERS, 'ib0', 'eth0', 'eth1', 'bmc', 'down'))
 
 
 @pytest.mark.parametrize('gres, rdma, net, wanted', [
@@ -188,6 +189,13 @@ def test_complete_of_a_broken_file(person):
     person.path.write_text(person.path.read_text() + '[env x]\n')
     with pytest.raises(sites.SiteError, match=r'mine.cfg, section \[env x\]'):
         person.complete(recorded('infiniband-h100', node=True))
+
+
+@pytest.mark.parametrize('default, gpus, chosen', [
+    ('a', {'a': 1, 'b': 4}, 'a'), ('a', {'a': 0, 'b': 2, 'c': 4}, 'c'), ('b', {'a': 0, 'b': 0}, 'b'), (None, {'a': 2, 'b': 4}, 'b')])
+def test_partition_to_describe(default, gpus, chosen):
+    """The default one, unless only others have GPUs: then the one with the most."""
+    assert draft.choose_partition({name: {(('x', count),): 3} for name, count in gpus.items()}, default) == chosen
 
 
 # --- bad input
@@ -294,7 +302,7 @@ def test_disk_full(person, monkeypatch):
     def chmod(*_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(sitefile.os, 'chmod', chmod)
-    with pytest.raises(sites.SiteError, match='could not be written: No space left on device'):
+    with pytest.raises(sites.SiteError, match='sites/mine.cfg could not be written: No space left on device$'):
         person.complete(recorded('infiniband-h100', node=True))
     assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before
 
@@ -390,7 +398,7 @@ def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LANGUAGE', 'de')
     assert site_probe.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
     assert site_probe.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
-    assert site_probe.run(['/bin/sh', '-c', 'echo $PATH'], {'PATH': '/a'}, 20).text == '/a:/usr/sbin:/sbin:/opt/rocm/bin\n'
+    assert site_probe.run(['/bin/sh', '-c', 'echo $PATH'], {'PATH': '/usr/bin'}, 20).text == '/usr/bin:/usr/sbin:/sbin:/opt/rocm/bin\n'
 
 
 def roles(person, evidence, **loads):
