@@ -81,8 +81,6 @@ def easybuild_configuration() -> Any:
         first = err  # type: BaseException
         while first.__context__ is not None:
             first = first.__context__
-        if isinstance(first, FileNotFoundError) and not first.filename:
-            raise first     # the working directory is gone
         files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
         raise CliError("EasyBuild rejects its configuration: %s. Correct the variable EASYBUILD_... or the file (%s), "
                        "or ignore a file with 'export EASYBUILD_IGNORECONFIGFILES=FILE'."

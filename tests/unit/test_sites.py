@@ -513,14 +513,3 @@ def test_faults(site_dir):
             sites.load('faulty', environ)
         messages.setdefault(' '.join(str(info.value).replace(fault, 'NAME').split()), []).append(fault)
     expected(''.join(f'{", ".join(faults)}: {said}\n' for said, faults in messages.items()), 'site-faults', [(environ['SLINGTORCH_SITES_PATH'], 'DIRECTORY')])
-
-
-@pytest.mark.parametrize('text', [
-    SITE, SITE + REFERENCE, SITE.replace('cuda', 'any').replace('= 4', '= any'), SITE.replace('cuda', 'none').replace('4', '0'),
-    *(SITE.replace('slurm', name) for name in ('pbs', 'flux', 'none')), SITE + 'processor = aarch64\n',
-    *(SITE.replace('slingshot11', name) for name in ('infiniband', 'ethernet', 'any')), SITE + ENV + 'when = mpi_gtl = cuda\n',
-    *(SITE + ENV.replace('NCCL_CROSS_NIC', name) for name in ('OMPI_MCA_btl', 'https_proxy', 'RANKS', 'A1_B')),
-    *(f'{SITE}[provides a.1_b-c]\ngpu = {module}\nsource = s\ndefault = yes\n' for module in (
-        'cuda', 'build cuda/12', 'eb CUDA/12', 'a/b/1 is CUDA/12 in /opt/a', 'x is CUDA in PREFIX_X1/lib'))])
-def test_no_fault(text, site_dir):
-    assert sites.load('sound', site_dir(sound=text)).title == 'Test'
