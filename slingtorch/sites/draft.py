@@ -152,14 +152,14 @@ class Draft:
         if len(names) < 2 or fast and 'include' in self.site:
             return
         best = max(fast or names, key=lambda name: speeds[name])
-        why = "of %s. The interface must have this name on every node" % ', '.join(names)
+        why = "out of %s. The interface must have this name on every node" % ', '.join(names)
         source = "/sys/class/net and ip address " + self.here
         # needed also with NCCL: programs with GPUs use Gloo for checkpoints and barriers
         self.add('env GLOO_SOCKET_IFNAME', value=best, source=source,
-                 reason="otherwise Gloo uses the interface of the host name, which may be for management; chosen out " + why)
+                 reason="otherwise Gloo uses the interface of the host name, which may be for management; " + why)
         if self.site['gpu'] != 'none':
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
-                     reason="the interface through which ranks find each other ('=': exactly this name), chosen out " + why,
+                     reason="the interface through which ranks find each other ('=': exactly this name), chosen " + why,
                      source="%s; %s" % (source, NCCL_GUIDE))
 
     def file_systems(self) -> None:
