@@ -293,6 +293,11 @@ class Process:
         run([compiler, '-shared', '-fPIC', '-o', self.torch / 'lib' / name, '-xc', '-', '-xnone', *flags],
             input=source + '\n')
 
+    def built(self, name, value):
+        """Change what the toy says of itself."""
+        path = self.torch / 'built.py'
+        path.write_text(re.sub(f'^{name} = .*$', f'{name} = {value!r}', path.read_text(), flags=re.M))
+
     def wrong(self, env=None):
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
         probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'slingtorch/install/process.py').read_text(), re.M | re.S)
@@ -325,6 +330,11 @@ def test_transport_layer_not_linked(process):
     process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'{process.installed.nccl}/lib/libnccl.so'])
     wrong = process.wrong()
     assert 'libmpi_gtl_cuda.so is not in the process: MPI_Init would abort' in wrong
+
+
+def test_wrong_version_of_nccl(process):
+    process.built('nccl_version', '2.18.3')
+    assert process.wrong() == 'NCCL reports the version 2.18.3, not 2.21.5'
 
 
 def test_nccl_of_a_python_package(process):

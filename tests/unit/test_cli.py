@@ -614,6 +614,10 @@ def test_nothing_is_installed_and_the_site_is_unknown(tmp_path, monkeypatch, cap
     log = tmp_path / 'job.out'
     log.write_text('torch.OutOfMemoryError: CUDA out of memory.\n')
     assert cli.main(['explain', str(log)]) == 0 and capsys.readouterr().err == ''
+    monkeypatch.setattr(cli.explain, 'run', lambda *words: words)
+    assert cli.main(['explain', 'a', '--json']) == (['a'], True, None)
+    monkeypatch.setenv('SLINGTORCH_SITE', 'local')
+    assert cli.main(['explain', 'a']) == (['a'], False, 'any')
 
 
 def test_no_command(environ):
