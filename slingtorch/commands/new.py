@@ -272,7 +272,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         lines = ['%s==%s' % (name, pins[name]) for name in FAMILY if name in pins and name in named.union(['torch'])]
         lines += [line for line in dict.fromkeys(wanted.lines + ['pip']) if line not in FAMILY or line not in pins]
         recipe = {'wanted': lines, 'index_urls': on['index_urls'] + wanted.index_urls, 'python_versions': [version],
-                  'platforms': platforms, 'name': args.name, 'more_urls': on['more_urls'], 'links': wanted.links}
+                  'platforms': platforms, 'more_urls': on['more_urls'], 'links': wanted.links}
         for number in itertools.count(1):
             day = time.strftime('%Y%m%d') + ('.%d' % number if number > 1 else '')
             stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])

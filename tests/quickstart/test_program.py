@@ -173,7 +173,8 @@ def test_options(monkeypatch):
 
 def test_eb_or_the_training_fails(tmp_path, monkeypatch, capsys):
     """Of the environment is kept how the network is reached, not what decides what is installed where."""
-    kept = 'PIP_RETRIES PIP_TRUSTED_HOST PIP_CLIENT_CERT PIP_DEFAULT_TIMEOUT PIP_EXTRA_INDEX_URL NO_PROXY CUDA_VISIBLE_DEVICES'.split()
+    kept = 'SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CONFIG_FILE PIP_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_PROXY PIP_CERT \
+        PIP_TIMEOUT PIP_RETRIES PIP_TRUSTED_HOST PIP_CLIENT_CERT PIP_DEFAULT_TIMEOUT PIP_EXTRA_INDEX_URL NO_PROXY CUDA_VISIBLE_DEVICES'.split()
     for name in [name for name in os.environ if name.startswith(('EASYBUILD_', 'SLINGTORCH_')) or name == 'OMP_NUM_THREADS']:
         monkeypatch.delenv(name)
     before, found = dict(os.environ), []
@@ -267,7 +268,7 @@ def test_pip_configuration_that_sends_packages_elsewhere_or_is_none(tmp_path, wh
     assert list((tmp_path / 'p/venv').glob('lib/python3*/site-packages/rich.py'))
     config.write_text('no section\n')
     shutil.rmtree(tmp_path / 'p/venv')
-    with pytest.raises(RuntimeError, match='(?s)pip cannot read its configuration: .*Correct that file'):
+    with pytest.raises(RuntimeError, match='(?s)pip cannot read its configuration: .*pip.conf.*Correct that file'):
         quickstart.set_up_tools(claim(tmp_path / 'p'))
 
 
