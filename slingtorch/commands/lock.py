@@ -60,7 +60,7 @@ def read_easyconfig(path: str) -> dict:
         raise RuntimeError("%s lists no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
                            "'PythonVenv' and a list python_packages" % file_name)
     lock_file = sources[0] if sources else ''
-    if '%(' in lock_file or os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
+    if os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
         raise RuntimeError("%s: the first of 'sources' is '%s', but must be the name of the lock file beside the "
                            "easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
                            % (file_name, lock_file))

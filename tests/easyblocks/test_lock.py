@@ -444,6 +444,7 @@ NOT_LOCKED = [
     (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Put it into ~/.netrc'),
     (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option, not a package'),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', but must be the name"),
+    (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['%(pyver)s.lock']"), 'cannot be read as an easyconfig: '),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of the lock file'),
     (("toolchain = SYSTEM", 'toolchain = SYS'), 'cannot be read as an easyconfig'),
     (("name = 'PyTorch'", "name = ''"), 'cannot be read as an easyconfig'),

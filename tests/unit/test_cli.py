@@ -325,6 +325,9 @@ def test_characters_of_a_destination(syntax, refused, taken):
     for char in refused:
         with pytest.raises(cli.CliError):
             cli.check_destination(options(char), syntax)
+    for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
+        with pytest.raises(cli.CliError, match=rf"^EasyBuild's {option} \(EASYBUILD_{option.upper()}\) is '/:': "):
+            cli.check_destination(argparse.Namespace(**{**vars(options('')), option: '/:'}), syntax)
     for char in taken:
         cli.check_destination(options(char), syntax)
 

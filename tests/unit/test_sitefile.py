@@ -261,6 +261,7 @@ def test_sinfo_fails(person):
 def test_gres(gres, gpus, person):
     out = person.new(without(sinfo=('gpu|2|%s\n' % gres, None)))
     assert (person.site().gpu, person.site().gpus_per_node) == gpus
+    assert gpus[0] != 'none' or 'GPUs: no GPUs per node; sinfo, partition gpu\n' in out
     if 'unheard' in gres:
         assert 'not seen: GPUs: sinfo shows 4 GPUs (unheard) per node, but not the vendor: write gpu = cuda or rocm, and ' \
             'gpus_per_node = 4\n' in out
@@ -288,7 +289,7 @@ def test_name_of_another_site(person, tmp_path):
 
 def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
     (tmp_path / '.config').write_text('')
-    with pytest.raises(sites.SiteError, match='slingtorch/sites, which cannot be created .*XDG_CONFIG'):
+    with pytest.raises(sites.SiteError, match=r'slingtorch/sites, which cannot be created \(\w+ [\w ]+\)\. Set XDG_CONFIG_HOME to a directory of yours, now and'):
         person.new(recorded('ethernet-cpu'))
     with pytest.raises(sites.SiteError, match='no home directory to write to: set XDG_CONFIG_HOME'):
         person.new(recorded('ethernet-cpu'), HOME='')
@@ -341,7 +342,7 @@ def test_odd_texts_stay_in_their_line(person):
     evidence = without(sinfo=('g\x1b[1m%(x)s|2|gpu:a100:2\n', None),
                        mounts=('a /s\\040,h lustre rw\nb /o%(x)s lustre rw\nc /ok\\012[env lustre rw\n', None))
     person.new(evidence, host='h\n[env X]\nvalue=1', SLURM_CLUSTER_NAME='c')
-    assert person.site().gpu == 'cuda' and not person.site().env
+    assert (person.site().gpu, person.site().title) == ('cuda', 'c') and not person.site().env
     assert not re.search(r'\x1b|^\[env', person.path.read_text(), re.M)
 
 
