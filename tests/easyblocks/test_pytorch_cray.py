@@ -332,23 +332,9 @@ def test_transport_layer_not_linked(process):
     assert 'libmpi_gtl_cuda.so is not in the process: MPI_Init would abort' in wrong
 
 
-def test_no_mpi_linked(process):
-    process.built('mpi', False)
-    process.link('libtorch_cpu.so', 'gcc', '', process.flags)
-    wrong = process.wrong()
-    assert 'torch.distributed has no MPI: CMake did not find MPI' in wrong
-    assert 'torch.__config__ does not contain USE_MPI=ON' in wrong
-    assert 'No library of PyTorch is linked with MPI' in wrong and 'but with none' in wrong
-    process.expected['mpi'] = None
-    assert "It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI" in process.wrong()
-
-
-def test_wrong_versions(process):
-    process.built('version', '2.4.0')
+def test_wrong_version_of_nccl(process):
     process.built('nccl_version', '2.18.3')
-    wrong = process.wrong()
-    assert 'PyTorch reports the version 2.4.0, not 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27' in wrong
-    assert 'NCCL reports the version 2.18.3, not 2.21.5' in wrong
+    assert process.wrong() == 'NCCL reports the version 2.18.3, not 2.21.5'
 
 
 def test_nccl_of_a_python_package(process):
@@ -364,11 +350,6 @@ def test_plugin_of_another_directory(process):
     other = derecho.shared_library(process.tmp_path / 'other/libnccl-net.so')
     wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.judge.env["LD_LIBRARY_PATH"]}'})
     assert f'NCCL would use {other} instead of the network plugin in {process.installed.plugin}' in wrong
-
-
-def test_imported_from_elsewhere(process):
-    process.expected['prefix'] = '/nowhere'
-    assert re.search('PyTorch was imported from .*, not from the installation', process.wrong())
 
 
 def test_extension_with_another_mpi(process):
@@ -392,15 +373,6 @@ def test_torchvision_without_cuda(process):
     assert process.wrong() == ''
     (package / 'built.json').write_text('{"environ": {}}')
     assert process.wrong() == 'torchvision was built without CUDA'
-
-
-def test_entry_points_are_missing(process):
-    """pytorch#188488"""
-    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/torch-*.dist-info')),
-                    process.torch.parent / 'torch-2.4.0.dist-info')
-    assert process.wrong() == ''
-    (process.torch.parent / 'torch-2.4.0.dist-info/entry_points.txt').write_text('')
-    assert "PyTorch's entry points are not installed: torchrun is not among them" in process.wrong()
 
 
 # --- real eb, when it goes wrong

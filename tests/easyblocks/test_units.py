@@ -7,10 +7,12 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton, init_build_options
 
-from slingtorch.install import container_image, container_runtime, environment_image, process
+from slingtorch.install import container_image, container_runtime, dependencies, environment_image, nccl, process
+from testbed.expected import expected
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +121,101 @@ def test_image_of_a_library_with_another_digest(load_block, monkeypatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_container_runtime_means():
+    """The end of an output, and the cause and remedy of it."""
+    outputs = ['no space left on device', 'Disk quota exceeded', 'digest mismatch', '401 unauthorized', 'denied: requested access',
+               'manifest unknown', 'dial tcp: no such host', '/dev/fuse: permission denied', 'neither singularity nor apptainer',
+               'max_user_namespaces is 0', 'x\n' * 15 + 'other', 'denied\n' + 'x\n' * 15]
+    found = {}
+    for output in outputs:
+        problems = container_runtime.REGISTRY_PROBLEMS + container_runtime.HOST_PROBLEMS
+        found.setdefault(container_runtime.meaning(output, problems), []).append(output.splitlines()[-1])
+    expected(''.join(f'{", ".join(said)}: {text}\n' for text, said in found.items()), 'container-problems')
+    for known in ([container_runtime.FULL], []):
+        error = container_runtime.runtime_error('Pulling x', 'a\nno space left', 7, known)
+        said = container_runtime.FULL[1] + '.\nIts' if known else 'with status 7. Its'
+        assert error.msg.partition(' (at ')[0] == f'Pulling x failed{":" * bool(known)} {said} last lines were:\na\nno space left'
+
+
+def test_how_a_container_runtime_is_called(monkeypatch, tmp_path):
+    """With directories of the user's, and without what he binds into containers."""
+    ran = []
+    monkeypatch.setattr(container_runtime, 'run', lambda *words, **options: ran.append([words, options]))
+    monkeypatch.setattr(container_runtime.os, 'environ', {
+        'SINGULARITY_BIND': '/x', 'APPTAINER_BINDPATH': '/x', 'APPTAINER_MOUNT': 'x', 'SINGULARITY_TMPDIR': f'{tmp_path}/tmp', 'A': 'b'})
+    monkeypatch.setattr(container_runtime.shutil, 'which', {'apptainer': '/a/apptainer'}.get)
+    directories = container_runtime.runtime_directories()
+    assert directories == {'CACHEDIR': None, 'TMPDIR': f'{tmp_path}/tmp'} and oct((tmp_path / 'tmp').stat().st_mode) == '0o40700'
+    container_runtime.run_runtime('x', ['pull'], directories, hidden=False)
+    assert ran == [[('/a/apptainer', 'pull'), {'hidden': False, 'env': {
+        'A': 'b', 'SINGULARITY_TMPDIR': f'{tmp_path}/tmp', 'APPTAINER_TMPDIR': f'{tmp_path}/tmp'}}]]
+    monkeypatch.setattr(container_runtime.shutil, 'which', {}.get)
+    with pytest.raises(EasyBuildError, match='^Neither singularity nor apptainer is in PATH, but building x needs one of them'):
+        container_runtime.run_runtime('building x', ['pull'], {})
+    (tmp_path / 'file').touch()
+    container_runtime.os.environ['APPTAINER_CACHEDIR'] = f'{tmp_path}/file/x'
+    with pytest.raises(EasyBuildError, match=rf'^The container runtime cannot use {tmp_path}/file/x \(\$APPTAINER_CACHEDIR\): Not a '
+                       'directory. .* export APPTAINER_CACHEDIR=DIRECTORY'):
+        container_runtime.runtime_directories()
+
+
+@pytest.mark.parametrize('default, value, words', [
+    ([], 'a', " is 'a', but must be a list of strings: own = ['...']; on the command line: --try-amend='own=ONE,' with a comma"),
+    ([], [1], ' is [1], but must be a list of strings'), ({}, 'a', " is 'a', but must be a dictionary: own = {'name': 'value'}"),
+    ({}, {'a': None}, " is {'a': None}, but must be a dictionary"), (True, 'yes', " is 'yes', but must be True or False"),
+    ([], ('a',), ''), ({}, {'a': 1, 'b': 'x'}, ''), (False, True, ''), ('', [], '')])
+def test_types_of_parameters(monkeypatch, default, value, words):
+    monkeypatch.setattr(dependencies, 'OWN_PARAMETERS', set())
+    assert dependencies.with_parameters({'x': 1}, {'own': [default, 'what']}) == {'x': 1, 'own': [default, 'what', CUSTOM]}
+    try:
+        dependencies.check_types({'own': value, 'x': 3}, {'own': (default, '', ''), 'x': ([], '', '')})
+        assert not words
+    except EasyBuildError as err:
+        assert words and err.msg.startswith('own' + words)
+
+
+def test_image_is_packed_and_hashed(monkeypatch, tmp_path):
+    """With what is not the node's; what jobs do not need is left out."""
+    ran, tree = [], tmp_path / '.environment-image'
+    for name in ('make_tree', 'relocate_run_paths'):
+        monkeypatch.setattr(environment_image, name, lambda *words: tree.mkdir(exist_ok=True))
+    monkeypatch.setattr(environment_image, 'run_tree_python', lambda *words: ran.append(words))
+    monkeypatch.setattr(environment_image, 'run_command', lambda cmd, _: ran.append(cmd) or open(cmd[2], 'w').write('x'))
+    environment_image.make_image(str(tmp_path), 7, ['torch'])
+    options = '-comp zstd -Xcompression-level 3 -noappend -no-progress -no-xattrs -all-root -processors 7'.split()
+    assert ran == [(str(tree), 'import sys, torch'), ['mksquashfs', str(tree), f'{tmp_path}/environment.squashfs', *options]]
+    assert not tree.exists()
+    assert (tmp_path / 'environment.squashfs.sha256').read_text().endswith('b02258717921a4881  environment.squashfs\n')
+
+
+def test_flags_and_launcher_of_an_mpi(monkeypatch):
+    monkeypatch.setattr(process, 'needed_libraries', lambda path: ['libcudart.so.12'] * ('new' in path))
+    assert process.gtl_flags(None, '/cuda') == []
+    gtl = ['-Wl,--no-as-needed', '-L/new', '-lmpi_gtl_cuda', '-Wl,-rpath,/new', '-Wl,--allow-shlib-undefined']
+    assert process.gtl_flags('/new/libmpi_gtl_cuda.so', '/cuda') == gtl
+    assert process.gtl_flags('/old/libmpi_gtl_cuda.so', '/cuda') == [word.replace('new', 'old') for word in gtl] + [
+        '-L/cuda/lib64', '-lcudart', '-Wl,-rpath,/cuda/lib64', '-L/cuda/lib64/stubs', '-lcuda']
+    assert [process.run_path_flags(f'{top}/libmpi.so') for top in ('/opt/mpi/lib', '/usr/lib/x', '/lib64')] == [
+        ['-Wl,--disable-new-dtags', '-Wl,-rpath,/opt/mpi/lib'], [], []]
+    assert list(map(process.launcher_name, ('/m/mpicc', '/m/mpicxx.mpich', '/m/mpic++', '/m/mpiCC', '/c/cc'))) == [
+        '/m/mpiexec', '/m/mpiexec.mpich', '/m/mpiexec', '/m/mpiexec', '']
+    ran, failed = [], SimpleNamespace(exit_code=1, output='no\n', stderr='and no\n')
+    said = process.check_two_ranks('x', '/m/mpiexec', ['python', 'p'], lambda *words: ran.append(words) or failed)
+    assert said == ['x on 2 ranks failed. If /m/mpiexec is not allowed, as on a login node, add --disable-mpi-tests. The output '
+                    'is:\nno\nand no']
+    assert ran == [('env', 'OMPI_ALLOW_RUN_AS_ROOT=1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1',
+                    'OMPI_MCA_rmaps_base_oversubscribe=1', '/m/mpiexec', '-n', '2', 'python', 'p')]
+
+
 def test_definition_that_the_runtime_cannot_read(monkeypatch):
     monkeypatch.setattr(container_runtime, 'run_runtime', answers('FATAL: no such partition'))
     with pytest.raises(EasyBuildError, match='cannot read the definition inside the image: .*no such partition'):
         container_runtime.definition_of('x.sif')
+    for call, words in ((lambda: container_runtime.pull_image('docker://x', 'p', {}), 'Pulling docker://x failed with status 1. Its'),
+                        (lambda: container_runtime.build_image('a.def', [], 'p', 'd', {}),
+                         'Building the image from a.def with command failed with status 1. Its')):
+        with pytest.raises(EasyBuildError, match='^' + words):
+            call()
     monkeypatch.setattr(container_runtime, 'run_runtime', answers('Bootstrap: docker\n', 0))
     assert container_runtime.definition_of('x.sif') == 'Bootstrap: docker\n'
 
@@ -214,9 +307,64 @@ def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, numbers, 
     assert made.nccl_in_use() == ('NCCL', version)
 
 
-def test_pytorch_without_nccl():
-    found = {'import_errors': [], 'libraries': [], 'file': '/env/torch/__init__.py', 'version': '2.4.0', 'mpi': True,
-             'entry_points': ['torchrun'], 'vision_cuda': None, 'config': '', 'nccl': False, 'nccl_version': None}
-    expected = {'prefix': '/env', 'version': '2.4.0', 'settings': [], 'mpi': None, 'gtl': None, 'nccl': '/opt/nccl',
-                'nccl_version': '2.21.5', 'plugin': None}
-    assert 'torch.distributed has no NCCL' in process.check_linkage(found, expected)
+def test_all_that_can_be_wrong_with_a_process(monkeypatch):
+    needs = {'/env/lib/libuse.so': ['libmpi.so.40'], '/env/libtorch.so': ['libc.so']}
+    monkeypatch.setattr(process, 'needed_libraries', lambda path: needs.get(path, []))
+    monkeypatch.setattr(process, 'find_plugin', lambda nccls: None)
+    found = {'import_errors': ['mpi4py cannot be imported: x'], 'file': '/else/torch/__init__.py', 'version': '2.4.1', 'mpi': False,
+             'libraries': ['/other/libmpi.so.40.30', *needs, '/wheel/libnccl.so.2'], 'entry_points': ['x'], 'vision_cuda': -1,
+             'config': 'USE_CUDA=ON, USE_MPI=0, USE_NCCL=1', 'nccl': False, 'nccl_version': [2, 18, 3]}
+    wanted = {'prefix': '/env', 'version': '2.4.0', 'settings': ['USE_CUDA', 'USE_MPI', 'USE_NCCL'], 'mpi': '/mpi/libmpi.so.12',
+              'gtl': '/gtl/libmpi_gtl_cuda.so', 'nccl': '/nccl', 'nccl_version': '2.21.5', 'plugin': '/plugin'}
+    mpi = ['The process has another MPI, too: /other/libmpi.so.40.30, needed by /env/lib/libuse.so',
+           'No library of PyTorch is linked with MPI']
+    wrong = process.check_linkage(found, wanted)
+    assert wrong == [
+        'mpi4py cannot be imported: x', 'PyTorch was imported from /else/torch/__init__.py, not from the installation',
+        'PyTorch reports the version 2.4.1, not 2.4.0',
+        "PyTorch's entry points are not installed: torchrun is not among ['x']", 'torchvision was built without CUDA',
+        'torch.__config__ does not contain USE_MPI=ON',
+        'torch.distributed has no MPI: CMake did not find MPI, and its output only shows a warning',
+        'PyTorch is not linked with the MPI that it was built for, /mpi/libmpi.so.12, but with /other/libmpi.so.40.30', *mpi,
+        'The GPU Transport Layer /gtl/libmpi_gtl_cuda.so is not in the process: MPI_Init would abort, or GPU buffers would crash',
+        'torch.distributed has no NCCL', 'The NCCL in /nccl is not in the process: PyTorch uses /wheel/libnccl.so.2',
+        'NCCL reports the version 2.18.3, not 2.21.5',
+        'The process has another NCCL, too: /wheel/libnccl.so.2 (from a Python package?)',
+        'NCCL would use no plugin instead of the network plugin in /plugin: is that directory in $LD_LIBRARY_PATH?']
+    # which MPI is not known: one is right, two are not
+    found['libraries'].append('/mpi/libmpi.so.12')
+    unknown = process.check_linkage(found, {**wanted, 'mpi': None, 'nccl': None, 'gtl': None, 'plugin': None})[7:]
+    assert unknown == ["It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI",
+                       'The process has another MPI, too: /mpi/libmpi.so.12, needed by no library of the process', *mpi]
+    assert process.describe_libraries(found) == (
+        'PyTorch 2.4.1, MPI /mpi/libmpi.so.12 and /other/libmpi.so.40.30, GPU Transport Layer none, NCCL /wheel/libnccl.so.2')
+
+
+@pytest.mark.parametrize('plugin, needed, versions, wrong', [
+    (None, [], {}, ['NCCL would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and $NCCL_NET_PLUGIN is not '
+                    "set to one. Does the plugin's module set them?"]),
+    ('/p.so', ['libcudart.so.12'], {'CUDA': '13.1'}, [
+        'The PyTorch wheel is for CUDA 12.9, but the module among the dependencies is for CUDA 13.1: the major versions must be '
+        'the same']),
+    ('/p.so', ['libcudart.so.13', 'libamdhip64.so.7.1'], {'CUDA': '12.2'}, [
+        f'The PyTorch wheel is for CUDA 12.9, but the plugin /p.so is for CUDA {number}: the major versions must be the same'
+        for number in (13, 7)])])
+def test_wheel_and_plugin(monkeypatch, plugin, needed, versions, wrong):
+    for name, value in (('find_plugin', plugin), ('needed_libraries', needed), ('exported_apis', {10, 8})):
+        monkeypatch.setattr(process, name, lambda *_, value=value: value)
+    found = {'hip': None, 'cuda': '12.9', 'nccls': {'/l/libnccl.so.2': 22707}}
+    known = ['aws-ofi-nccl 1.19.2: ' + entry.text for entry in nccl.KNOWN_PROBLEMS[:2]]
+    said, problems = process.check_wheel(found, {**versions, 'aws-ofi-nccl': '1.19.2'})
+    assert said == wrong and [text.rpartition(' (')[0] for text in problems] == known * bool(plugin)
+    assert process.check_wheel({**found, 'nccls': {}}, {}) == ([
+        'PyTorch in this environment is a CPU build without NCCL: the lock file names the wrong wheel (+cpu?)'], [])
+    # RCCL, and what it does not accept
+    found = {'hip': '7.14.1', 'cuda': None, 'nccls': {'/a/librccl.so': 21304, '/b/librccl.so': 22707}}
+    said, problems = process.check_wheel(found, {})
+    assert said[0] == ('The process has two RCCL libraries, each with its own network: /a/librccl.so and /b/librccl.so. Remove one '
+                       'of the packages from the lock file')
+    assert plugin is None or said[-1] == (
+        'RCCL 2.13.4 of the wheel accepts ncclNetPlugin_v4 to v6, but the plugin /p.so has v8, v10: use another release of the '
+        'plugin (docs/easyconfigs.md has the table)') and problems == [
+            'ROCm 7.14.1: its RCCL gives wrong results for messages of 64 to 512 MB: verify results before you trust them, or use '
+            'another ROCm (ROCm/TheRock#7903)']

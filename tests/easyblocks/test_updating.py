@@ -236,35 +236,6 @@ def test_status_says_what_it_could_not_read(installed):
     assert 'Permission denied' in done.stdout and 'Small/1.0' in done.stdout
 
 
-def test_a_damaged_record_is_renewed(installed):
-    """Or one that is missing; of other damages: tests/unit/test_mutated.py."""
-    record = installed.venv / 'runscripts/lib/installed.json'
-    record.unlink()
-    assert installed.states()['PyTorch/0.1-tiny'] == ['different', 'older: installed by a slingtorch that wrote no record']
-    record.write_bytes(b'{')
-    done = installed.status()
-    assert done.returncode == 3 and 'installed.json is damaged: ' in done.stdout and done.stderr == ''
-    assert done.stdout.splitlines()[-1].startswith('eb --module-only --force ')
-    installed.eb(installed.easyconfigs[0], *RENEW)
-    assert installed.states()['PyTorch/0.1-tiny'] == ['current']
-
-
-def test_an_installation_that_was_removed_without_its_module(installed):
-    away = installed.container.rename(installed.container.with_suffix('.away'))
-    done = installed.status()
-    away.rename(installed.container)
-    assert done.returncode == 3 and 'record' not in done.stdout and 'belongs to' not in done.stdout
-    assert f'{installed.container} is gone: remove the module, or install it again\n' in done.stdout
-
-
-def test_a_loaded_module_is_unloaded_first(installed):
-    """EasyBuild does not install what is loaded."""
-    installed.fix()
-    done = installed.status(prefix=['env', 'LOADEDMODULES=gcc/13:PyTorch/0.1-tiny'])
-    assert done.stdout.splitlines()[-2] == 'module unload PyTorch/0.1-tiny'
-    assert 'module unload' not in installed.status().stdout
-
-
 def test_version(installed):
     record = json.loads((installed.venv / 'runscripts/lib/installed.json').read_text())
     assert record['site'] == 'local' and record['easyconfig'] == 'PyTorch-0.1-tiny.eb'
