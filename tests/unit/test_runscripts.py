@@ -12,15 +12,19 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 import pytest
 import testbed
 from slingtorch.job import machine
+from testbed import messages
+from testbed.expected import expected
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
@@ -57,13 +61,15 @@ class Job:
         if machine:
             where = self.dir / f"machine-{len(list(self.dir.iterdir()))}"
             testbed.runscripts_of_another_machine(RUNSCRIPTS, where, machine)
-        return subprocess.run(
+        done = subprocess.run(
             [*prefix, str(where / script), *args],
             env=self.environment({key: value for key, value in dict(env).items() if key not in machine}),
             capture_output=True, text=True,
             timeout=300,
             **more,
         )
+        messages.known(done.stderr, self.dir)
+        return done
 
     def rank(self, env=(), **more):
         """Environment that python sees; the start must succeed without a word on stderr."""
@@ -164,6 +170,77 @@ def test_nothing_that_bash_4_2_lacks(name):
     assert [what for what, form in newer.items() if re.search(form, text)] == []
     assert not re.search(r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])",
                          text.replace("/proc/sys/kernel/hostname", ""))
+
+
+# ------------------------------------------------------------------------------------------------ whole environments
+
+SITE = {"SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric", "LD_LIBRARY_PATH": "DIR/plugin", "HOME": "DIR/home/me", "USER": "me"}
+ALT_READ = {"FI_CXI_RDZV_PROTO": "alt_read", "FI_CXI_RDZV_THRESHOLD": "0", "FI_CXI_RDZV_GET_MIN": "0",
+            "FI_CXI_RDZV_EAGER_SIZE": "0"}
+STARTS_OF_ALL_KINDS = {  # name: environment, arguments
+    "alone": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}, ()),
+    "Slurm, one node": (slurm(1, "2", SLINGTORCH_CACHE_ROOT=None, SLURM_CPUS_ON_NODE=128), ("-m", "train", "--lr", "1")),
+    "Slurm, a node for each rank": ({**slurm(1, "1(x2)"), **SITE, "NCCL_NET": "Socket", "SLURM_CPUS_ON_NODE": "128"}, ()),
+    "Frontier": ({**slurm(5, "4(x2)", step=2), **SITE, **ALT_READ, "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES",
+                  "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "HIP_VISIBLE_DEVICES": "4,5,6,7", "SLURM_CPUS_ON_NODE": "1024",
+                  "SLURM_JOB_ACCOUNT": "ABC123", "SLINGTORCH_HF_HOME": "DIR/%a/%u/hf"}, ()),
+    "Cirrus, Horovod": ({**slurm(0, "1"), **SITE, "HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1",
+                         "HOROVOD_LOCAL_SIZE": "2", "MASTER_ADDR": "r1i0n3", "SLINGTORCH_WORK_HOME": "DIR/home:DIR/work"}, ()),
+    "Derecho": ({**pals(5, 8, 1, 4, PBS_NODEFILE="DIR/nodes", PBS_JOBID="1234567[3].desched1"), **SITE, **ALT_READ,
+                 "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLINGTORCH_GPU_VISIBILITY": "CUDA_VISIBLE_DEVICES"}, ()),
+    "Open MPI in PBS": ({**ompi(3, 4, 1, 2, PBS_NODEFILE="DIR/nodes", PBS_JOBID="77.srv")}, ()),
+    "hydra in Slurm": ({**slurm(1, "1(x2)"), **hydra(3, 4, 1, 2)}, ()),
+    "Flux": ({"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2",
+              "FLUX_JOB_ID": "ƒA", "FLUX_JOB_ID_PATH": "/ƒB/ƒA", "MASTER_ADDR": "tuolumne1005"}, ()),
+    "torchrun in Slurm": ({**slurm(1, "1(x2)"), "TORCHELASTIC_RUN_ID": "7", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
+                           "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "41234"}, ()),
+    "--torchrun": ({**slurm(1, "1(x2)"), "SLURM_GPUS_ON_NODE": "4"}, ("--torchrun", "train.py")),
+    "--check": (slurm(1, LOCAL_RANK=0), ("--check", "train.py", "--lr", "1")),
+    "--check alone": (slurm(1, LOCAL_RANK=0), ("--check",)),
+    "--vet": (slurm(1, "1(x2)"), ("--vet", "--write", "x")),
+    "--bench": (slurm(1, WITH_CONDA="source DIR/activate"), ("--bench", "--json", "x")),
+}
+
+
+@pytest.fixture(scope="module")
+def machine_of_the_environments(tmp_path_factory):
+    """The runscripts on a machine whose cores, network and range of ports are known."""
+    where = tmp_path_factory.mktemp("machine") / "runscripts"
+    for name, text in (("status", "Cpus_allowed_list:\t0-15,64-127\n"), ("ports", "32768\t60999\n"), ("hosts", ""),
+                       ("cxi/cxi0/device/properties/rdzv_get_en", "1\n")):
+        (where.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (where.parent / name).write_text(text)
+    testbed.runscripts_of_another_machine(RUNSCRIPTS, where, {
+        "_proc_status": where.parent / "status", "_cxi_devices": where.parent / "cxi", "_hosts": where.parent / "hosts",
+        "_nvidia_gpus": where.parent})
+    master = where / "lib/master.bash"
+    master.write_text(master.read_text().replace("/proc/sys/net/ipv4/ip_local_port_range", str(where.parent / "ports")))
+    return where
+
+
+def test_whole_environments(job, machine_of_the_environments):
+    """All that Python is given and the start had not, what it no longer has (-NAME), and its arguments."""
+    job.python(DUMP % sys.executable + "print()\n")
+    for name, content in (("nodes", "deg0001.hsn\ndeg0002.hsn\n"), ("plugin/librccl-net.so", ""), ("work/me/x", ""),
+                          ("abc123/me/x", ""), ("home/me/.cache/huggingface/token", ""), ("activate", "export ACTIVE=$#\n")):
+        (job.dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (job.dir / name).write_text(content)
+    text = ""
+    for name, (env, args) in STARTS_OF_ALL_KINDS.items():
+        env = {key: value and value.replace("DIR", str(job.dir)) for key, value in env.items()}
+        done = job.start(env, args or ("train.py",), where=machine_of_the_environments, cwd=job.dir)
+        assert done.returncode == 0, (name, done.stderr)
+        text += f"# {name}\n" + "".join(f"{line}\n" for line in done.stderr.splitlines())
+        before = {**dict.fromkeys(("SHLVL", "PWD", "OLDPWD", "_", "LC_CTYPE")), **job.environment(env)}
+        for seen in map(json.loads, done.stdout.splitlines()):
+            new = [f"{key}={value}" for key, value in sorted(seen["env"].items()) if before.get(key, "") not in (None, value)]
+            words = " ".join([*new, *(f"-{key}" for key in sorted(set(job.environment(env)) - set(seen["env"])))])
+            for value, word in [(machine_of_the_environments, "RUNSCRIPTS"), (f"{job.caches}/slingtorch-{os.getuid()}", "CACHES"),
+                                (job.dir, "DIR"), (socket.gethostname(), "HOST")]:
+                words = words.replace(str(value), word)
+            text += textwrap.fill(words, 118, break_long_words=False, break_on_hyphens=False)
+            text += f"\npython {' '.join(seen['argv'])}\n"
+    expected(text, "environments", [(machine_of_the_environments, "RUNSCRIPTS")])
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
@@ -1306,10 +1383,6 @@ def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, machi
     assert ("this node's GPU driver is " + driver[:3] in done.stderr) is bool(warned)
     assert done.stderr.endswith(f"without NVIDIA's cuda-compat it finds no GPU. {warned}\n" if warned else "")
     assert job.start({**slurm(1), **env}).stderr == "", "once a node"
-
-
-ALT_READ = {"FI_CXI_RDZV_PROTO": "alt_read", "FI_CXI_RDZV_THRESHOLD": "0", "FI_CXI_RDZV_GET_MIN": "0",
-            "FI_CXI_RDZV_EAGER_SIZE": "0"}
 
 
 @pytest.fixture
