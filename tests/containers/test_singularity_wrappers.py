@@ -278,27 +278,6 @@ def test_start_shell(small):
     assert f'in {IMAGE}' in done.stdout and done.returncode == 3
 
 
-def test_usage(small):
-    done = small('in-container', check=False)
-    assert done.returncode == 2 and 'in-container COMMAND' in done.stderr
-    assert 'in-container COMMAND' in small('in-container', '--help').stderr
-    assert 'NAME==VERSION' in small('list-packages', '--help').stderr
-
-
-def test_missing_image(small):
-    (small.root / IMAGE).unlink()
-    done = small('python', '-c', 'pass', check=False)
-    assert done.returncode == 1
-    assert f'the image {small.root}/{IMAGE} is missing or cannot be read' in done.stderr
-    assert "'eb --rebuild Small-1.0.eb' to install the image again" in done.stderr
-
-
-def test_no_runtime(small):
-    done = small('python', '-c', 'pass', env={'PATH': '/usr/bin:/bin'}, check=False)
-    assert done.returncode == 1
-    assert 'neither singularity nor apptainer is in PATH' in done.stderr
-
-
 @pytest.mark.parametrize('name', ['singularity', 'apptainer'])
 def test_either_runtime(small, tmp_path, name):
     (tmp_path / name).symlink_to(small.runtime / 'apptainer')
@@ -344,20 +323,6 @@ def test_pip_installs_into_user_software(small, tmp_path):
     assert failed.returncode == 1 and 'doesnotexist' in failed.stderr
 
 
-def test_pip_with_a_certificate_that_the_container_lacks(small, tmp_path):
-    """pip's own message is a traceback, and names no remedy."""
-    authority = tmp_path / 'ours/ca.pem'
-    authority.parent.mkdir()
-    authority.write_text('')
-    env = {'PIP_CERT': '/somewhere/ca.pem', 'REQUESTS_CA_BUNDLE': '', 'CURL_CA_BUNDLE': '', 'PIP_RETRIES': '0',
-           'PIP_INDEX_URL': 'http://127.0.0.1:9/'}
-    said = small('pip', 'install', 'x', check=False, env=env).stderr
-    assert ' PIP_CERT=/somewhere/ca.pem names a file that the container lacks, ' in said, said
-    assert "remedy: export APPTAINER_BINDPATH='/somewhere' to mount it, or" in said
-    said = small('pip', 'install', 'x', check=False, env={**env, 'APPTAINER_BINDPATH': f'{authority.parent}:/somewhere'}).stderr
-    assert 'that the container lacks' not in said and 'No matching distribution' in said, said
-
-
 # --- squashfs
 
 
@@ -396,26 +361,6 @@ def test_squashfs_is_one_file(small):
     script = 'module load Small; singularity exec $SIF ls /user-software/venv'
     done = small.tool.bash(script, modulepath=[small.eb_env.modulepath], env={'PATH': small.env['PATH']})
     assert done.stdout == 'mine\n'
-
-
-def test_nothing_to_do(small):
-    done = small('unmake-squashfs', check=False)
-    assert done.returncode == 1 and 'there is no' in done.stderr
-    shutil.rmtree(small.root / 'user-software')
-    (small.root / 'user-software').mkdir()
-    done = small('make-squashfs', check=False)
-    assert done.returncode == 1 and 'there is nothing to pack' in done.stderr
-
-
-def test_empty_squashfs_is_refused(small):
-    (small.root / 'user-software.squashfs').touch()
-    for command in (['python', '-c', 'pass'], ['make-squashfs'], ['unmake-squashfs']):
-        done = small(*command, check=False)
-        assert done.returncode == 1
-        assert 'user-software.squashfs is empty, left behind by an interrupted command' in done.stderr
-        assert f'rm {small.root}/user-software.squashfs' in done.stderr
-    (small.root / 'user-software.squashfs').unlink()
-    assert small('python', '-c', 'pass').returncode == 0
 
 
 @pytest.mark.parametrize('command', ['make-squashfs', 'unmake-squashfs'])

@@ -308,20 +308,6 @@ def test_program_that_ignores_the_signal_is_ended_in_time(begin, tmp_path):
     assert ' after SIGUSR1, saved epoch' in said[-1] and (tmp_path / 'next').exists(), output
 
 
-def test_status_0_after_the_signal_may_mean_that_it_has_only_saved(begin, tmp_path):
-    """The next start tells: it ends at once where nothing is left to do."""
-    program = HOLDS.replace('epoch += 1', 'if epoch: sys.exit()\nepoch += 1').replace('exit(85)', 'exit()')
-    process = begin(program, '--submit=touch next')
-    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
-    process.send_signal(signal.SIGUSR1)
-    _, said, output = ended(process)
-    assert said[1].startswith('job N goes back to the queue: start 1 ran N s, status 0 after SIGUSR1, saved epoch'), output
-    (tmp_path / 'next').unlink()
-    status, said, output = ended(begin(program, '--submit=touch next'))
-    assert status == 0 and said[1] == 'done: start 2 ran N s, status 0, saved nothing', output
-    assert not (tmp_path / 'next').exists()
-
-
 def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
     """qdel and scancel send SIGTERM: the program may save, and the job is over."""
     process = begin(HOLDS, '--submit=touch next')
@@ -345,48 +331,6 @@ def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path
     (tmp_path / 'go').write_text('now')
     status, said, output = ended(process)
     assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
-
-
-def test_starts_in_vain_and_too_many_starts(begin, tmp_path):
-    status, said, output = ended(begin('import sys; sys.exit("no data")'))
-    assert status == 1 and len(said) == 3 and said[2].startswith('two starts in a row changed nothing in ckpt'), output
-    (tmp_path / 'ckpt.starts').write_text('what is this\n')
-    status, said, output = ended(begin(TRAIN + 'epoch += 1\nsave()\nsys.exit(3)\n', '--restarts=2'))
-    assert status == 3 and len(said) == 4, output
-    assert said[3] == 'start 3 ran N s, status 3, saved epoch. That was the last of --restarts=2'
-
-
-def test_program_that_cannot_be_requeued_says_so(begin, tmp_path):
-    process = begin(HOLDS)      # there is no qrerun here
-    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
-    process.send_signal(signal.SIGUSR1)
-    status, said, output = ended(process)
-    assert status == 1 and said[-1].startswith('job N could not be requeued (status 127). Submit the job script'), output
-
-
-def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
-    (tmp_path / 'ckpt.starts').mkdir()
-    status, said, output = ended(begin('raise SystemExit'))
-    assert status == 1 and 'ckpt.starts cannot be written' in said[-1] and 'Traceback' not in output
-
-
-@pytest.mark.parametrize('words, env, says', [
-    (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'not inside a job: neither SLURM_JOB_ID, '),
-    (['srun', 'train'], {'PBS_JOBID': '1'}, 'specify where the program saves'),
-    (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'specify what starts the ranks'),
-    (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'specify what starts the ranks'),
-    (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint needs a value'),
-    (['--checkpoint='], {'PBS_JOBID': '1'}, 'the value of --checkpoint is empty'),
-    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is not a number"),
-    (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'unknown option --requeue'),
-    (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory does not exist'),
-    (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),
-    (['--checkpoint=ckpt', 'flux', 'run'], {'FLUX_JOB_ID': 'f1'}, 'Flux cannot requeue a running job'),
-])
-def test_wrong_use(words, env, says, tmp_path):
-    done = testbed.run([UNTIL_DONE, *words], env={**testbed.clean_environ(), **env}, cwd=tmp_path, check=False)
-    assert done.returncode in (1, 2) and done.stderr.startswith(f'until-done: {says}'), done.stderr
-    assert done.stderr.count('\n') == 1 and not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize('start, options, says', [

@@ -23,9 +23,19 @@ from easybuild.tools.modules import reset_module_caches
 from easybuild.tools.options import parse_external_modules_metadata, set_up_configuration
 from easybuild.tools.toolchain import utilities as tc_utils
 from slingtorch import sites
+from testbed import messages
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOOKS = ROOT / 'hooks' / 'slingshot_hooks.py'
+
+
+@contextlib.contextmanager
+def refused(words):
+    """An error with these words, which is known as a whole."""
+    with pytest.raises(EasyBuildError, match=words) as error:
+        yield
+    messages.known(str(error.value), by='hooks')
+
 
 EASYCONFIG = """
 easyblock = '%(easyblock)s'
@@ -106,6 +116,9 @@ class Parser:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             ec = EasyConfig(str(path))
             eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'](type('App', (), {'cfg': ec, 'dry_run': True}))
+        for line in out.getvalue().splitlines():
+            if 'slingtorch:' in line:
+                messages.known(line, by='hooks')
         return ec, out.getvalue()
 
 
@@ -258,7 +271,7 @@ def test_a_prefix_that_the_module_does_not_set(roles, parser):
     ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
     app = App(ec.name, ec)
     hooks = eb_hooks.load_hooks(str(HOOKS))
-    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
+    with refused(r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
                                              r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
         hooks['post_prepare_hook'](app)
     parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
@@ -284,7 +297,7 @@ def test_a_plugin_for_another_cuda(roles, suffix, wrong):
     ec = roles(section, "versionsuffix = '%s'\nsite_dependencies = ['nccl_plugin?']" % suffix, name='PyTorch')
     app = App(ec.name, ec)
     refuse = eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site']
-    with pytest.raises(EasyBuildError, match=wrong) if wrong else contextlib.nullcontext():
+    with refused(wrong) if wrong else contextlib.nullcontext():
         refuse(app)
 
 
@@ -305,7 +318,7 @@ def test_a_role_in_the_module_of_another(roles):
     (PROVIDES % ('a', 'a', '12') + 'nccl = cudnn\n', "['nccl']", r"has no module for the role 'cudnn'"),
 ])
 def test_roles_that_cannot_be_filled(roles, sections, more, message):
-    with pytest.raises(EasyBuildError, match=message):
+    with refused(message):
         roles(sections, 'site_dependencies = ' + more)
 
 
@@ -315,7 +328,7 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
     assert ec['dependencies'] == []
     hooks = eb_hooks.load_hooks(str(HOOKS))
     app = App(ec.name, ec)
-    with pytest.raises(EasyBuildError, match=r"mine.cfg names none. Add a section \[provides NAME\]"):
+    with refused(r"mine.cfg names none. Add a section \[provides NAME\]"):
         hooks['pre_easyblock_hook'](app)
 
 
@@ -374,16 +387,16 @@ def test_groups_of_the_easyconfig(parser):
     assert ec['modextravars']['NCCL_SOCKET_IFNAME']['value'] == 'hsn0'
     assert 'FI_CXI_RDZV_PROTO' not in parser.parse(easyblock='Grouped')[0]['modextravars']
     pattern = "(?s)site_groups in .*PyTorch-9.9.eb names the group 'nonsense'.*alt_read"
-    with pytest.raises(EasyBuildError, match=pattern):
+    with refused(pattern):
         parser.parse(easyblock='Grouped', more="site_groups = ['nonsense']")
-    with pytest.raises(EasyBuildError, match="is not a list"):
+    with refused("is not a list"):
         parser.parse(easyblock='Grouped', more="site_groups = 'alt_read'")
 
 
 def test_unknown_site_and_group(parser):
-    with pytest.raises(EasyBuildError, match="There is no site 'nonsense'. The sites are: .*cirrus"):
+    with refused("There is no site 'nonsense'. The sites are: .*cirrus"):
         parser.configure(site='nonsense').parse()
-    with pytest.raises(EasyBuildError, match="names the group 'nonsense'"):
+    with refused("names the group 'nonsense'"):
         parser.configure(site='lumi', groups='nonsense').parse()
 
 
@@ -509,7 +522,7 @@ def test_another_site_is_refused(installing):
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
-    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
+    with refused("SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
         hooks['pre_easyblock_hook'](app)
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)

@@ -282,12 +282,22 @@ def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
-@pytest.mark.parametrize("missing", (*NAMES[1:], *LIBRARY, "lib/job/bench.py"))
+# the start that needs each file
+MISSING = {**dict.fromkeys(["conda-python-simple", "lib/ranks.bash", "lib/master.bash", "lib/caches.bash", "lib/recorder.bash",
+                            "lib/facts.bash", "lib/gpus.bash", "lib/threads.bash", "lib/network.bash", "lib/alone.bash"], {}),
+           "get-master": slurm(3), "lib/flux.bash": flux("block")[1][0], "lib/leftovers.bash": ompi(1, 2),
+           "lib/home.bash": {"SLINGTORCH_HF_HOME": "/x"}, "lib/mpi.bash": slurm(0), "lib/pals.bash": {"PALS_RANKID": "0",
+           "PALS_APINFO": "/x"}, "lib/stage.bash --stage": {}, "lib/torchrun.bash --torchrun": {}, "lib/check.bash --check": {},
+           "lib/job --check": {}}
+
+
+@pytest.mark.parametrize("missing", MISSING)
 def test_incomplete_copy_is_said(job, tmp_path, missing):
+    name, *args = missing.split()
     where = tmp_path / "half"
     shutil.copytree(str(RUNSCRIPTS), str(where))
-    (where / missing).unlink()
-    assert f"{missing} is missing" in job.error(where=where)
+    (where / name).rename(tmp_path / "gone")
+    assert f"{where / name} is missing" in job.error(MISSING[missing], args=[*args, "train.py"], where=where)
 
 
 def test_damaged_copy_is_said(job, tmp_path):
@@ -858,7 +868,7 @@ def test_what_agrees_is_kept(job):
 
 
 @pytest.mark.parametrize("address,good", [
-    ("node1", True), ("10.1.2.3", True), ("fe80::1", True), ("fd00::1", True), ("node1:http", False),
+    ("node1", True), ("10.1.2.3", True), ("fe80::1", True), ("fd00::1", True), ("node1:29401", False),
     ("tcp://node1", False), ("[::1]:29500", False), ("a b", False), ("a\n", False), ("node_1.cluster", True),
     ("fe80::1%hsn0", True), ("-x", False), ("--help", False), (".", False), ("node1,node2", False),
     ("$(hostname)", False),
@@ -894,18 +904,6 @@ def test_master_addr_that_the_hosts_file_gives_to_the_loopback(job, hosts, bad):
             assert "MASTER_ADDR=head is " in message and "means the node itself" in message
         else:
             assert job.rank(env)["MASTER_ADDR"] == "head"
-
-
-def test_master_addr_with_a_port_is_taken_apart(job):
-    for rank in (0, 3):
-        done = job.start(env=slurm(rank, MASTER_ADDR="node1:29401"))
-        env = json.loads(done.stdout)["env"]
-        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "29401")
-        said = "MASTER_ADDR='node1:29401' is split: MASTER_ADDR=node1 MASTER_PORT=29401"
-        assert (said in done.stderr) == (rank == 0)
-    assert job.rank(slurm(3, MASTER_ADDR="node1:29401", MASTER_PORT="29401"))["MASTER_ADDR"] == "node1"
-    assert "different port than MASTER_PORT='29500'" in job.error(slurm(3, MASTER_ADDR="node1:29401", MASTER_PORT="29500"))
-    assert "MASTER_PORT='70000' is not a port" in job.error(slurm(3, MASTER_ADDR="node1:70000"))
 
 
 @pytest.mark.parametrize("port,good", [
@@ -1575,8 +1573,6 @@ def test_no_python(job, script):
         (tools / tool).symlink_to(shutil.which(tool))
     path = {"PATH": f"{job.bin}:{tools}"}
     assert "no 'python' in PATH=" in job.error(path, 127, script=script)
-    job.python("#!/bin/sh\n", "python3")
-    assert "PATH has 'python3' but no 'python'" in job.error(path, 127, script=script)
 
 
 @pytest.mark.parametrize("script", NAMES[:2])
@@ -1614,7 +1610,8 @@ def test_with_conda_is_data_and_not_a_program(job, tmp_path, script):
     flag = tmp_path / "flag"
     for how in (f"touch {flag}", f"$(touch {flag})", "source", "eval x", f"source;touch {flag}"):
         assert "WITH_CONDA=" in job.error({"WITH_CONDA": how}, script=script)
-    assert "does not exist or is not readable" in job.error({"WITH_CONDA": f"source /nowhere;touch {flag}"}, script=script)
+    said = job.start({"WITH_CONDA": f"source /nowhere;touch {flag}"}, script=script).stderr
+    assert "/nowhere;touch: No such file or directory" in said and "ended with status 1" in said
     assert not flag.exists()
 
 
@@ -1922,7 +1919,6 @@ BATCH = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_TA
     ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec", ()),
     ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec", ()),
     ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec", ()),
-    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun", ()),
     ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun", ()),
     ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),
     ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),  # qrsh -inherit, a container
@@ -1956,7 +1952,7 @@ def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, option
 @pytest.mark.parametrize("env", [
     {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"},
     {"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NUM_NODES": "1"},
-    {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "a09n03 4", "LSB_DJOB_HOSTFILE": "FILE"},
+    {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"},
     {"PE_HOSTFILE": "FILE", "NHOSTS": "1", "NSLOTS": "8"},
     {"NHOSTS": "5"},
     {"NUM_NODES": "1", "SM_HOSTS": '["algo-1"]', "VC_WORKER_HOSTS": "a-0.a", "VC_WORKER_NUM": "01",
@@ -2055,7 +2051,7 @@ def test_a_task_that_is_not_the_first_and_has_lost_all_variables(job):
     assert "one of several ranks, without their variables" in job.error({"_proc_cgroup": job.dir / "cgroup"})
 
 
-@pytest.mark.parametrize("name, file", [("LSB_DJOB_HOSTFILE", "batch3\na01n06\na01n06\na01n07\n"),
+@pytest.mark.parametrize("name, file", [("LSB_DJOB_HOSTFILE", "a01n06\na01n06\na01n07\n"),
                                         ("PE_HOSTFILE", "a01n06 2 all.q@a01n06 UNDEFINED\na01n07 2 all.q UNDEFINED\n")])
 def test_host_of_rank_0_of_other_batch_systems(job, name, file):
     (job.dir / "hosts").write_text(file)
