@@ -13,7 +13,7 @@ SAID = ROOT / 'tests/expected/runscripts'
 LAUNCHER = r'(torchrun|openmpi|hydra|flux|slurm|pals|pmi|horovod|manual|none)'
 # what a test has chosen, or the machine; where nothing stands in its place, the form does not fit
 VALUES = [
-    (r'/\S*/machine-\d+\b', 'COPY'), (rf'\b{re.escape(socket.gethostname())}\b', 'HOST'), (r'[0-9a-f]{64}', 'SHA256'),
+    (re.escape(str(ROOT)), 'ROOT'), (r'/\S*/machine-\d+\b', 'COPY'), (rf'\b{re.escape(socket.gethostname())}\b', 'HOST'), (r'[0-9a-f]{64}', 'SHA256'),
     (r'/\S*/(?=[^/\s]+ is missing)|(?<=\')/[^\']*/(?=[^/\']+\')', 'DIR/'), (r'\d+', 'N'),
     (r"='[^']+'", "='VALUE'"), (r'(host name: |character N: ).*(?=\. (A list|Slurm sets|Call get))', r'\1TEXT'),
     (r'DIR/\S+ is missing', 'FILE is missing'), (r'--torchrun: --\S+ is set', '--torchrun: OPTION is set'),

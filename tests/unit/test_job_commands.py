@@ -246,6 +246,10 @@ def test_user_software_in_one_file_and_back(say, installed):
     packages.rename(installed / 'moved')
     packages.symlink_to('moved')
     text += say('a link', f'{own}make-squashfs')
+    packages.unlink()
+    (installed / '.user-software.lock').unlink()
+    (installed / '.user-software.lock').mkdir()
+    text += say('no lock', f'{own}make-squashfs')
     expected(text, 'squashfs')
 
 

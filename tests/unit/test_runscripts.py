@@ -1458,6 +1458,7 @@ def torchrun(job, *args, env=(), cores="0-55", **more):
     (("--torchrun", "train.py", "--lr", "1"), {"SLURM_GPUS_ON_NODE": "8"}, 8, "7"),
     (("--torchrun", "train.py"), {"ROCR_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "8"}, 4, "14"),
     (("--torchrun=2", "-m", "train"), {"SLURM_GPUS_ON_NODE": "4", "OMP_NUM_THREADS": "3"}, 2, "3"),
+    (("--torchrun=56", "train.py"), {}, 56, "1"),
 ])
 def test_torchrun_starts_the_workers_of_a_node(job, args, env, workers, threads):
     done = job.start(**torchrun(job, *args, env=env))
@@ -2129,3 +2130,71 @@ def test_a_rank_waits_as_long_as_the_node_is_cleaned_up(tmp_path):
         _pause() { ((++looks != 150)) || { kill $watcher; rm -r "$_node_dir"; }; }
         _run_as_child sh -c 'exit 3'""", 'bash', str(RUNSCRIPTS / 'lib/stage.bash'), str(node)], timeout=60)
     assert done.returncode == 3 and not node.exists()
+
+
+def of_stage(directory, program, **env):
+    """What these lines print as a rank of the node, with functions of stage.bash and a clock that goes a minute at each look."""
+    (directory / "node/ranks").mkdir(parents=True, exist_ok=True)
+    head = """set -u
+        . "$1/lib/stage.bash"
+        _node_dir=$2/node node=n1 shared=/shared local_rank=1 staged='' clock=0
+        _say() { printf '%s\\n' "$*"; }
+        _now() { now=$((++clock * 60)); }
+        _pause() { :; }
+        _wait() { _wait_for_stage; echo "$clock, $staged"; }
+        """
+    done = subprocess.run(["bash", "-c", head + program, "bash", str(RUNSCRIPTS), str(directory)], text=True, timeout=60,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PATH": f"{directory}:/usr/bin:/bin", **env})
+    return done.stdout.replace(str(directory), "DIR")
+
+
+ENDED = "node n1: not staged: the first rank of this node ended before staging was done. The other ranks use the shared copy /shared\n"
+MUTE = ("node n1: not staged: no answer from the first rank of this node within 1200 s (SLINGTORCH_STAGE_TIMEOUT=600). The others "
+        "use the shared copy /shared\n")
+
+
+@pytest.mark.parametrize("program, said", [
+    (': > "$_node_dir/result-$$-env"; _wait; cd "$_node_dir"; [[ -e ranks/$$ ]] && echo noted', "2, DIR/node/env\nnoted\n"),
+    (': > "$_node_dir/result-9999999-shared"; _wait', "2, \n"), (': > "$_node_dir/result-9999999-env"; _wait', MUTE + "22, \n"),
+    ("local_rank=2; _wait", "22, \n"), ('_pause() { rm -r "$_node_dir"; }; _wait', ENDED + "3, \n"),
+    ('_pause() { rm -r "$_node_dir"; }; local_rank=2; _wait', "3, \n"), ("_node_dir=$2/none; _wait", "3, \n"),
+    ("_node_dir=$2/gone/base/none; _wait", "2, \n"), ("_node_dir=$2/link; ln -s node $2/link; _wait", "3, \n"),
+])
+def test_the_other_ranks_of_a_node_wait_for_its_image(tmp_path, program, said):
+    assert of_stage(tmp_path, program) == said
+
+
+OPTIONS = "-o attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache "
+
+
+@pytest.mark.parametrize("programs, said", [
+    ({"squashfuse_ll": "env"}, "squashfuse_ll DIR/node/image DIR/node/env\n0, env ranks\n"),
+    ({"squashfuse_ll": "false", "squashfuse": "env"}, f"squashfuse_ll DIR/node/image DIR/node/env\nsquashfuse {OPTIONS}DIR/node/image "
+     "DIR/node/env\n0, env ranks\n"),
+    ({"squashfuse_ll": "false", "unsquashfs": "env"}, "squashfuse_ll DIR/node/image DIR/node/env\nnode n1: cannot mount the image "
+     "(squashfuse_ll: no permission): unpacking it\nunsquashfs -q -n -no-xattrs -d DIR/node/env DIR/node/image\n0, env ranks\n"),
+    ({"squashfuse_ll": "wrong"}, "squashfuse_ll DIR/node/image DIR/node/env\nnode n1: not staged: its Python does not start from DIR/node "
+     "(mounted noexec?): no library. This node uses the shared copy /shared: the same packages, slower to start\n1, env ranks shared\n"),
+    ({"squashfuse_ll": "other", "unsquashfs": "env"}, "squashfuse_ll DIR/node/image DIR/node/env\nnode n1: cannot mount the image (no squashfuse): "
+     "unpacking it\nnode n1: not staged: the image has no bin/python: it is not an environment. Install the module again (eb --rebuild). "
+     "This node uses the shared copy /shared: the same packages, slower to start\n1, env ranks shared\n"),
+    ({"unsquashfs": "false"}, "node n1: cannot mount the image (no squashfuse): unpacking it\nunsquashfs -q -n -no-xattrs -d DIR/node/env "
+     "DIR/node/image\nnode n1: not staged: unsquashfs failed (its message is above). This node uses the shared copy /shared: the same "
+     "packages, slower to start\n1, ranks shared\n"),
+])
+def test_how_an_image_is_opened(tmp_path, programs, said):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        testbed.missing("/dev/fuse")
+    for name, does in programs.items():
+        python = {"env": "exit", "wrong": "echo no library; exit 1"}.get(does)
+        make = f"mkdir -p $env/bin; printf '#!/bin/sh\\n{python}\\n' > $env/bin/python; chmod 755 $env/bin/python" if python else (
+            "echo no permission; exit 1" if does == "false" else "touch $env/x")
+        (tmp_path / name).write_text(f'#!/bin/bash\necho "${{0##*/}} $*" >> {tmp_path}/calls\nenv={tmp_path}/node/env\n{make}\n')
+        (tmp_path / name).chmod(0o755)
+    found = of_stage(tmp_path, """
+        mkdir "$_node_dir/env"; : > "$_node_dir/image"
+        type() { [[ -x $dir/$2 ]]; }
+        dir=$2; _say() { printf '%s\\n' "$*" >> "$dir/calls"; }
+        _open_image; status=$?
+        cat "$dir/calls"; cd "$_node_dir"; set -- *; set -- "${@/result-*-/}"; echo "$status, $*" """)
+    assert found == said
