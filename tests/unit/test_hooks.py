@@ -322,6 +322,21 @@ def test_roles_that_cannot_be_filled(roles, sections, more, message):
         roles(sections, 'site_dependencies = ' + more)
 
 
+def test_errors_about_modules_and_locks_get_a_remedy(roles, capsys):
+    roles(PROVIDES % ('a', 'a', '12'))
+    capsys.readouterr()
+    for words in ('Lock /x/y.lock already exists, aborting!', 'Missing modules for dependencies (use --robot?): cuda/12, zlib/1',
+                  'cuda/12 of mine.cfg, section [provides a], gpu = cuda/12', 'nothing of these'):
+        eb_hooks.load_hooks(str(HOOKS))['fail_hook'](EasyBuildError(words))
+    said = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert [re.sub(r'/\S+/(?=mine.cfg)', 'DIR/', line) for line in said] == [
+        "WARNING: slingtorch: another eb is installing this, or a killed eb left its lock. If no such eb is running, on this host or "
+        "another one: rmdir '/x/y.lock'. To wait for another eb: --wait-on-lock-limit=3600",
+        *["WARNING: slingtorch: the module cuda/12 is named in DIR/mine.cfg, section [provides a], gpu = cuda/12. A login node may lack "
+          "it: run eb in a job. If the machine no longer has it ('module spider cuda'), fix that line, or use another generation "
+          "(export SLINGTORCH_SITE_GENERATION=NAME)"] * 2]
+
+
 def test_roles_on_a_site_that_provides_nothing(roles, parser):
     """A file of an older form: sources are fetched, and nothing is installed."""
     ec = roles('')

@@ -238,6 +238,16 @@ def test_user_software_in_one_file_and_back(say, installed):
         text += say(scene, f'{own}{command}-squashfs')
         text += ''.join(f'  {path.relative_to(installed)}\n' for path in sorted(installed.rglob('*user-soft*/**/*')))
     say('packed', f'{own}make-squashfs')
+    failing = installed / 'failing'
+    for name, command in [('unsquashfs', 'unmake'), ('mv', 'unmake'), ('rm', 'unmake'), ('mksquashfs', 'make'), ('mv', 'make')]:
+        failing.mkdir(exist_ok=True)
+        (failing / name).write_text('#!/bin/sh\n[ "$1 $2" = "-rf $2" ] && exec /bin/rm "$@"\necho of the program; exit 1\n')
+        (failing / name).chmod(0o755)
+        text += say(f'{name} fails', f'{own}{command}-squashfs', PATH=f'{failing}:/usr/bin:/bin')
+        if command == 'unmake' and name == 'rm':
+            say('unpacked', f'{own}unmake-squashfs')
+        shutil.rmtree(failing)
+    say('packed', f'{own}make-squashfs')
     (packages / 'other').touch()
     text += say('both differ', f'{own}make-squashfs') + say('both differ', f'{own}unmake-squashfs')
     (installed / 'user-software.squashfs').write_text('')

@@ -1282,6 +1282,7 @@ def test_identifiers_of_another_nodes_gpus(job, listed, seen):
     done = job.start({**slurm(0, "1(x2)"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": two_gpus(job)})
     assert json.loads(done.stdout)["env"].get("CUDA_VISIBLE_DEVICES") == seen
     assert ("but this node has no such GPU, so the variable is unset" in done.stderr) == (seen is None)
+    assert job.rank({**slurm(1, "2"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": job.dir / "gpus"}).get("CUDA_VISIBLE_DEVICES") == seen
 
 
 def test_facts_for_bash_are_made_from_those_of_python():
@@ -1370,12 +1371,12 @@ NONE_FITS = "Use a PyTorch for an older CUDA"
     ("535.104.05", "12.9", "x86_64", None), ("535.104.05", "13.0", "x86_64", FITS), ("470.57.02", "12.9", "x86_64", NONE_FITS),
     # the wheel for CUDA 12 is for x86_64 alone
     ("535.104.05", "13.0", "aarch64", NONE_FITS), ("470.57.02", "11.8", "x86_64", None),
-    ("580.65.06", "13.0", "aarch64", None), ("470.57.02", "14.0", "x86_64", None), ("470.57.02", None, "x86_64", None),
+    ("535.104.05", "13.0", None, FITS if os.uname().machine == "x86_64" else NONE_FITS), ("580.65.06", "13.0", "aarch64", None), ("470.57.02", "14.0", "x86_64", None), ("470.57.02", None, "x86_64", None),
 ])
 def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, machine, warned):
     version = tmp_path / "version"
     version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Wed Jul 14 19:13:55 UTC 2021\nGCC\n")
-    env = {"_nvidia_driver": version, "_machine": machine, **({"SLINGTORCH_CUDA_VERSION": cuda} if cuda else {})}
+    env = {"_nvidia_driver": version, **({"_machine": machine} if machine else {}), **({"SLINGTORCH_CUDA_VERSION": cuda} if cuda else {})}
     done = job.start({**slurm(2), **env})
     assert done.returncode == 0
     assert ("this node's GPU driver is " + driver[:3] in done.stderr) is bool(warned)
@@ -1859,7 +1860,7 @@ def test_mpi_that_fits_or_is_not_used(job, env):
 
 def test_mpi_of_the_system_is_found(job, libraries):
     """SLINGTORCH_MPI=auto: the search path comes before the system; two in one place cannot be told apart."""
-    system = libraries("system", "libmpi.so.40")
+    system = libraries("system", "libmpi.so.20")
     both = libraries("both", "libmpi.so.40", "libmpich.so.12")
     host = libraries("host", "libmpi_cray.so.12", "libmpi.so.12")
     auto = {**slurm(**PMIX), "SLINGTORCH_MPI": "auto", "_system_libraries": system}
