@@ -192,21 +192,6 @@ def test_binds_of_the_user_are_kept(small, tmp_path):
     assert 'different values' not in done.stderr
 
 
-def test_what_is_added_after_loading_is_kept(small, tmp_path):
-    """The module makes the variables of both runtimes alike; an export line of a job script changes one of them."""
-    (tmp_path / 'seen').touch()
-    both = {f'{name}_BINDPATH': f'{small.root}/runscripts:/runscripts:ro' for name in ('SINGULARITY', 'APPTAINER')}
-    both.update({f'{name}ENV_PREPEND_PATH': '/runscripts' for name in ('SINGULARITY', 'APPTAINER')})
-    both.update({f'{name}ENV_COLOUR': 'dark blue' for name in ('SINGULARITY', 'APPTAINER')})
-    for name in ('SINGULARITY', 'APPTAINER'):
-        env = {**both, f'{name}_BINDPATH': f'{both[name + "_BINDPATH"]},{tmp_path}:/data',
-               f'{name}ENV_PREPEND_PATH': '/my/tools:/b?n:/runscripts', f'{name}ENV_COLOUR': 'red'}
-        done = small('in-container', 'sh', '-c', 'ls /data/seen /runscripts/get-master; echo $COLOUR $PATH', env=env)
-        assert '/data/seen' in done.stdout and '/runscripts/get-master' in done.stdout
-        colour, path = done.stdout.split()[-2:]
-        assert colour == 'red' and {'/my/tools', '/b?n'}.issubset(path.split(':')[:4])
-
-
 def test_another_container_module_is_loaded(small, tmp_path, lmod, runtime):
     """Neither eb nor the commands of one installation touch the packages, binds and variables of the other one."""
     loaded = lmod.load('Small/1.0', modulepath=[small.eb_env.modulepath])
@@ -296,14 +281,6 @@ def test_list_packages(small):
         done = small('list-packages', 'imagepkg', wrong, check=False)
         assert done.returncode == 1
         assert message in done.stderr
-
-
-def test_pip_where_nothing_can_be_installed(tmp_path, lmod, runtime):
-    """A module without environment: a remedy, not pip's advice."""
-    plain = Installed(tmp_path, lmod, runtime)
-    done = plain('pip', 'install', 'x', check=False)
-    assert done.returncode == 1 and 'no environment for your packages' in done.stderr
-    assert '-m venv --system-site-packages /user-software/venv/mine' in done.stderr
 
 
 def test_pip_in_the_environment_of_another_user(other_user, lmod):

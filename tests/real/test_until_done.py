@@ -281,58 +281,6 @@ def test_a_signal_cannot_interrupt_the_parsing_of_a_substitution():
     assert 'trap ' in caught and re.findall(r'(?m).*(?:\$\((?!\()|<\(|`).*', caught) == []
 
 
-def test_signal_before_the_program_has_a_handler(begin, tmp_path):
-    """Nothing is lost; but two jobs in a row that save nothing are the last ones."""
-    program = 'import os, pathlib, signal\npathlib.Path("in-" + os.environ["PMI_RANK"]).touch()\nsignal.pause()\n'
-    for number, end in ((1, 'job N goes back to the queue: start 1 ran N s, status N after SIGUSR1, saved nothing'),
-                        (2, 'two starts in a row changed nothing in ckpt, so until-done gives up. Start 2 ran N s, '
-                            'status N after SIGUSR1, saved nothing')):
-        process = begin(program, '--submit=touch next')
-        wait(lambda: len(list(tmp_path.glob('in-*'))) == 2, 60, 'the ranks do not start')
-        process.send_signal(signal.SIGUSR1)
-        _, said, output = ended(process)
-        said = [re.sub(r'status (10|0) (.*nothing).*', r'status N \2', line) for line in said]   # hydra loses some
-        assert said[0].startswith(f'start {number}, job N, from no checkpoint'), output
-        assert said[1] == end and (tmp_path / 'next').exists() == (number == 1), output
-        for path in tmp_path.glob('[in]*'):
-            path.unlink()
-    assert not (tmp_path / 'ckpt.starts').exists()
-
-
-def test_program_that_ignores_the_signal_is_ended_in_time(begin, tmp_path):
-    program = HOLDS.replace('hold()\n', 'signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nhold()\n')
-    process = begin(program, '--grace=1', '--submit=touch next')
-    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
-    process.send_signal(signal.SIGUSR1)
-    status, said, output = ended(process)
-    assert ' after SIGUSR1, saved epoch' in said[-1] and (tmp_path / 'next').exists(), output
-
-
-def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
-    """qdel and scancel send SIGTERM: the program may save, and the job is over."""
-    process = begin(HOLDS, '--submit=touch next')
-    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
-    process.send_signal(signal.SIGTERM)
-    status, said, output = ended(process)
-    assert status and said[1].startswith('the batch system ends job N (SIGTERM): start 1 ran'), output
-    assert not (tmp_path / 'next').exists()
-
-
-def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path):
-    program = HOLDS.replace('sys.exit(85)', 'pathlib.Path(f"saving-{rank}").touch()\nwhile not read("go"):\n'
-                            '    time.sleep(0.01)\nsys.exit(85)')
-    process = begin(program, '--submit=touch next')
-    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
-    process.send_signal(signal.SIGUSR1)
-    wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1)     # it waits for the program, whatever comes
-    (tmp_path / 'go').write_text('now')
-    status, said, output = ended(process)
-    assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
-
-
 @pytest.mark.parametrize('start, options, says', [
     ('', ['--requeue'], 'Start this with exec in the script: exec until-done ...'),
     ('exec', ['--no-requeue'], "may not be requeued. Add '#SBATCH --requeue'"),

@@ -41,6 +41,7 @@ step=$(cut -d, -f$start <<< "${PROGRAM-0}")
     [[ $step == *deaf* ]] || trap 'exit 85' USR1
     trap 'exit 7' TERM
     [[ $step != *zero* ]] || trap 'exit 0' USR1
+    [[ $step != *both* ]] || trap 'kill -TERM $PPID; exit 85' USR1
     [[ $step == *term* ]] && kill -TERM $PPID || kill -USR1 $PPID
     read -rt 50 -u $never
 }
@@ -49,14 +50,15 @@ exit ${step//[!0-9]/}
 # a batch system ends a job that is requeued
 STAND_INS = {
     'srun': LAUNCHER, 'mpiexec': LAUNCHER, 'flux': LAUNCHER,
-    'scontrol': SHOW + 'echo " Requeue=${REQUEUE-1} "; [[ $1 != requeue ]] || kill -KILL 0\n',
+    'scontrol': SHOW + '[[ $1 != requeue ]] || kill -KILL 0\necho " Requeue=${REQUEUE-1} "\n',
     'qrerun': SHOW + 'exit ${FAILS-0}\n', 'sinfo': 'echo "$NODES"\n',
     'singularity': '[[ $* != *distributions* ]] || exec "${@:3}"\n' + SHOW + r'''
 for name in $(compgen -e | grep ^APPTAINER); do
     twin=SINGULARITY${name#APPTAINER}
     [[ ${!twin-} == "${!name}" ]] && twin=both || twin="${!twin-}"
-    echo "${name#APPTAINER}=${!name}, $twin"
+    echo -n "${name#APPTAINER}=${!name} ($twin) "
 done
+echo
 exit ${STATUS-0}
 '''}
 
@@ -81,9 +83,10 @@ def say(tmp_path):
         done = subprocess.run([*start, *args[1:]], env=env, cwd=tmp_path, text=True, timeout=100, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         text = done.stdout.replace(str(ROOT), 'ROOT').replace(str(tmp_path), 'DIR')
-        left = ''.join(f'  {path.name}: {" ".join(path.read_text().split())}\n'
-                       for path in sorted(tmp_path.glob('*[.-]*')) if path.is_file())
-        return f'# {scene}\n{text}{left}status {done.returncode}\n'
+        left = '; '.join(f'{path.name}: {" ".join(path.read_text().split())}'
+                         for path in sorted(tmp_path.glob('*[.-]*')) if path.is_file())
+        text = f'{scene}, status {done.returncode}:\n{text}{left}'.rstrip('\n')
+        return (text if text.count('\n') > 1 else text.replace('\n', ' ')) + '\n'
     return call
 
 
@@ -131,6 +134,7 @@ def test_until_done(say):
               FAILS=0, PROGRAM='usr1')
         + say('submitted in vain', *command, '--submit', 'exit $FAILS', 'srun', 'train', **slurm, REQUEUE=0, PROGRAM='usr1', FAILS=3)
         + say('cancelled', *srun, **slurm, PROGRAM='saveterm')
+        + say('cancelled while it saves', *srun, **slurm, PROGRAM='saveboth1')
         + say('no end after the signal', *command, '--grace=0', *mpiexec[3:], **pbs, PROGRAM='savedeaf', FAILS=1)
         + say('a node is down', *command, '--spares', '1', *srun[3:], **{**slurm, 'NODES': 'n1 mixed\nn2 idle\nn3 mixed*', 'BAD': ''},
               PROGRAM='0')
@@ -187,7 +191,7 @@ def test_containers(say, installed):
     (installed / 'other/container.conf').touch()
 
     def brief(scene, *args):
-        return say(scene, f'{own}/bin/{args[0]}', *args[1:]).partition('\nENV_')[0].rstrip() + '\n'
+        return say(scene, f'{own}/bin/{args[0]}', *args[1:]).partition('\nENV_')[0].rstrip().replace(':\n+', ': +') + '\n'
 
     text = (
         say('without the module', start, 'python', 'train.py', 'a b', STATUS=7)
@@ -236,7 +240,7 @@ def test_user_software_in_one_file_and_back(say, installed):
     (packages / 'link').symlink_to('with space')
     for scene, command in (('packed', 'make'), ('packed already', 'make'), ('unpacked', 'unmake')):
         text += say(scene, f'{own}{command}-squashfs')
-        text += ''.join(f'  {path.relative_to(installed)}\n' for path in sorted(installed.rglob('*user-soft*/**/*')))
+        text += ', '.join(str(path.relative_to(installed)) for path in sorted(installed.rglob('*user-soft*/**/*'))) + '\n'
     say('packed', f'{own}make-squashfs')
     failing = installed / 'failing'
     for name, command in [('unsquashfs', 'unmake'), ('mv', 'unmake'), ('rm', 'unmake'), ('mksquashfs', 'make'), ('mv', 'make')]:
