@@ -263,12 +263,6 @@ def test_start_shell(small):
     assert f'in {IMAGE}' in done.stdout and done.returncode == 3
 
 
-@pytest.mark.parametrize('name', ['singularity', 'apptainer'])
-def test_either_runtime(small, tmp_path, name):
-    (tmp_path / name).symlink_to(small.runtime / 'apptainer')
-    assert small('in-container', 'true', env={'PATH': f'{tmp_path}:/usr/bin:/bin'}).returncode == 0
-
-
 # --- packages
 
 
@@ -325,15 +319,8 @@ def test_there_and_back_without_reloading_the_module(small):
 
 
 def test_squashfs_is_one_file(small):
-    """pip says what to do then, and plain `singularity exec` sees the packages when the module is loaded again."""
+    """Plain `singularity exec` sees the packages when the module is loaded again."""
     small('make-squashfs')
-    assert list((small.root / 'user-software').iterdir()) == []
-    assert (small.root / 'user-software.squashfs').read_bytes()[:4] == b'hsqs'
-    done = small('make-squashfs', check=False)
-    assert done.returncode == 1 and 'already exists' in done.stderr and 'unmake-squashfs' in done.stderr
-    done = small('pip', 'install', '--no-index', 'x', check=False)
-    assert done.returncode == 1
-    assert '/user-software is read-only now' in done.stderr and 'unmake-squashfs' in done.stderr
     assert small('pip', 'download', '--help').returncode == 0
     script = 'module load Small; singularity exec $SIF ls /user-software/venv'
     done = small.tool.bash(script, modulepath=[small.eb_env.modulepath], env={'PATH': small.env['PATH']})

@@ -119,6 +119,7 @@ def test_bad_map(cpu_bind, text, reason):
 ])
 def test_tasks_from_slurm(cpu_bind, env):
     assert cpu_bind(SLINGTORCH_CPU_GPU_MAP=LUMI_G, **env).stdout.strip() == LUMI_MASK
+    assert ',' not in cpu_bind('--tasks-per-node=1', SLINGTORCH_CPU_GPU_MAP=LUMI_G, **env).stdout
 
 
 @pytest.mark.parametrize('env, reason', [
@@ -132,7 +133,7 @@ def test_tasks_not_known(cpu_bind, env, reason):
     assert reason in done.stderr
 
 
-@pytest.mark.parametrize('args', [['-n', '0'], ['-n', 'x'], ['-n'], ['--tasks-per-node='], ['--unknown'], ['8']])
+@pytest.mark.parametrize('args', [['-n', '0'], ['-n', '100000'], ['-n', 'x'], ['-n'], ['--tasks-per-node='], ['--unknown'], ['8']])
 def test_wrong_use(cpu_bind, args):
     done = cpu_bind(*args)
     assert (done.returncode, done.stdout) == (2, '')

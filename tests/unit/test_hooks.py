@@ -239,6 +239,21 @@ def test_only_the_build(roles):
     assert names(ec['builddependencies']) == ['CondaPython/3.12'] and ec.full_mod_name == 'NCCL/9.9-mine-a'
 
 
+def test_software_of_a_generation_is_found_under_its_name(roles, parser):
+    """As the robot looks for NCCL-9.9-mine-a.eb."""
+    roles(PROVIDES % ('a', 'a', '12'), '')
+    link = eb_hooks.load_hooks(str(HOOKS))['parse_hook'].__globals__['link_easyconfig']
+    parser.monkeypatch.setitem(link.__globals__, 'build_option', lambda _: robot)
+    robot = []
+    parser.monkeypatch.setitem(link.__globals__, 'robot_find_easyconfig', lambda name, version: {
+        'NCCL-9.9': '/x/NCCL-9.9.eb', 'NCCL-9.9-there': 'y'}.get(f'{name}-{version}'))
+    link('NCCL', '9.9', '-there')
+    link('zlib', '9.9', '-mine-a')
+    assert robot == []
+    link('NCCL', '9.9', '-mine-a')
+    assert [(path.name, os.readlink(path)) for path in pathlib.Path(robot[0]).iterdir()] == [('NCCL-9.9-mine-a.eb', '/x/NCCL-9.9.eb')]
+
+
 def test_what_a_site_may_have(roles):
     """An optional role, marked with '?', is left out where the site has none, and is no reason to refuse."""
     section = PROVIDES % ('a', 'a', '12')

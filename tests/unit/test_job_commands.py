@@ -133,7 +133,7 @@ def test_until_done(say):
         + say('submitted', *command, '--submit', 'echo next; exit $FAILS', 'flux', 'run', FLUX_ENCLOSING_ID='f1', FLUX_JOB_ID='f2',
               FAILS=0, PROGRAM='usr1')
         + say('submitted in vain', *command, '--submit', 'exit $FAILS', 'srun', 'train', **slurm, REQUEUE=0, PROGRAM='usr1', FAILS=3)
-        + say('cancelled', *srun, **slurm, PROGRAM='saveterm')
+        + say('cancelled', *srun, **slurm, PROGRAM='term')
         + say('cancelled while it saves', *srun, **slurm, PROGRAM='saveboth1')
         + say('no end after the signal', *command, '--grace=0', *mpiexec[3:], **pbs, PROGRAM='savedeaf', FAILS=1)
         + say('a node is down', *command, '--spares', '1', *srun[3:], **{**slurm, 'NODES': 'n1 mixed\nn2 idle\nn3 mixed*', 'BAD': ''},
@@ -188,10 +188,12 @@ def test_containers(say, installed):
         ('_BINDPATH', f'{own}/data:/data,{own}/user-software:/user-software'), ('ENV_COLOUR', 'dark blue'),
         ('ENV_PREPEND_PATH', '/user-software/venv/mine/bin:/small'))}
     (installed / 'other').mkdir()
+    (installed / 'tools').mkdir()
+    shutil.copy(installed.parent / 'bin/singularity', installed / 'tools/apptainer')
     (installed / 'other/container.conf').touch()
 
-    def brief(scene, *args):
-        return say(scene, f'{own}/bin/{args[0]}', *args[1:]).partition('\nENV_')[0].rstrip().replace(':\n+', ': +') + '\n'
+    def brief(scene, *args, **env):
+        return say(scene, f'{own}/bin/{args[0]}', *args[1:], **env).partition('\nENV_')[0].rstrip().replace(':\n+', ': +') + '\n'
 
     text = (
         say('without the module', start, 'python', 'train.py', 'a b', STATUS=7)
@@ -204,6 +206,7 @@ def test_containers(say, installed):
         + brief('shell', 'start-shell') + brief('shell with arguments', 'start-shell', '-c', 'x')
         + say('identity', start, '--identity', SLURMD_NODENAME='n1') + say('identity', start, '--identity', SLURMD_NODENAME='n1', STATUS=1)
         + say('no arguments', start) + say('no runtime', start, 'true', PATH='/usr/bin:/bin')
+        + brief('the other runtime', 'in-container', 'true', PATH=f'{own}/tools:/usr/bin:/bin')
         + say('version', start, '--version') + say('version', f'{own}/bin/list-packages', '--version')
         + say('version', f'{own}/bin/check-container', '--version') + say('version', f'{own}/bin/make-squashfs', '--version')
         + ''.join(say(f'list-packages {" ".join(args)}', f'{own}/bin/list-packages', *args, PYTHONPATH=f'{own}/packages').split(

@@ -1029,8 +1029,8 @@ def test_flight_recorder_files_of_the_user(job, tmp_path):
     assert recorder(job.rank(env, cwd=job.dir))[1] == (None, "/scratch/t_")
     files = recorder(job.rank({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": f"{tmp_path}/caches/"}))[1]
     assert files[0] == f"{tmp_path}/caches/flight-recorder-4711.0-rank-"
-    for wrong in ("traces", f"{tmp_path}/none"):
-        message = job.error({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": wrong})
+    for wrong in ("caches", f"{tmp_path}/none"):
+        message = job.error({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": wrong}, cwd=job.dir)
         assert f"SLINGTORCH_FLIGHT_RECORDER='{wrong}'" in message and "'off'" in message
 
 
@@ -2175,6 +2175,9 @@ OPTIONS = "-o attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kern
     ({"squashfuse_ll": "other", "unsquashfs": "env"}, "squashfuse_ll DIR/node/image DIR/node/env\nnode n1: cannot mount the image (no squashfuse): "
      "unpacking it\nnode n1: not staged: the image has no bin/python: it is not an environment. Install the module again (eb --rebuild). "
      "This node uses the shared copy /shared: the same packages, slower to start\n1, env ranks shared\n"),
+    ({}, "node n1: not staged: the image can be neither mounted (no squashfuse) nor unpacked (no unsquashfs). Have squashfuse or "
+     "squashfs-tools installed on the nodes. This node uses the shared copy /shared: the same packages, slower to start\n1, env ranks "
+     "shared\n"),
     ({"unsquashfs": "false"}, "node n1: cannot mount the image (no squashfuse): unpacking it\nunsquashfs -q -n -no-xattrs -d DIR/node/env "
      "DIR/node/image\nnode n1: not staged: unsquashfs failed (its message is above). This node uses the shared copy /shared: the same "
      "packages, slower to start\n1, ranks shared\n"),
@@ -2195,3 +2198,23 @@ def test_how_an_image_is_opened(tmp_path, programs, said):
         _open_image; status=$?
         cat "$dir/calls"; cd "$_node_dir"; set -- *; set -- "${@/result-*-/}"; echo "$status, $*" """)
     assert found == said
+
+
+def test_the_watcher_of_a_node_outlives_signals_and_removes_all(tmp_path):
+    """It waits until the first rank has ended, whose pipe it reads."""
+    (tmp_path / "node/ranks").mkdir(parents=True)
+    for name in ("node/result-1-env", "sent", "sent.ok", "sent.failed"):
+        (tmp_path / name).touch()
+    watcher = subprocess.Popen(["bash", RUNSCRIPTS / "lib/stage.bash", tmp_path / "node", "1", tmp_path / "sent"], stdin=subprocess.PIPE)
+    while not (tmp_path / f"node/watcher-{watcher.pid}").exists():
+        assert watcher.poll() is None
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        watcher.send_signal(number)
+    rank = subprocess.Popen(["sleep", "60"])
+    (tmp_path / f"node/ranks/{rank.pid}").touch()
+    watcher.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        watcher.wait(0.5)
+    rank.kill()
+    rank.wait()
+    assert watcher.wait(60) == 0 and list(tmp_path.iterdir()) == []
