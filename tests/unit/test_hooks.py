@@ -287,7 +287,7 @@ def test_a_prefix_that_the_module_does_not_set(roles, parser):
     app = App(ec.name, ec)
     hooks = eb_hooks.load_hooks(str(HOOKS))
     with refused(r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
-                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
+                 r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
         hooks['post_prepare_hook'](app)
     parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
     hooks['post_prepare_hook'](app)

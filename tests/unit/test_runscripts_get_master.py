@@ -33,7 +33,7 @@ def error(*args, status=2, **more):
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith("get-master: ") and done.stderr.count("\n") == 1
     assert done.stderr[:-1].isprintable()
-    messages.known(done.stderr, tempfile.gettempdir())
+    messages.known(done.stderr)
     return done.stderr
 
 

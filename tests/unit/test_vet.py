@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import resource
-import subprocess
 import sys
 import types
 
@@ -12,7 +11,7 @@ import pytest
 
 from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
-from testbed import ROOT, raising
+from testbed import raising
 
 
 def said(**more):
