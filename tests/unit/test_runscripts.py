@@ -5,6 +5,7 @@ Every test starts the real script in an environment of its own (no variable of t
 stand-in `python` that writes its environment as JSON. Where a real launcher is installed, it is used as well.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -2122,6 +2123,12 @@ MUTE = ("node n1: not staged: no answer from the first rank of this node within 
 ])
 def test_the_other_ranks_of_a_node_wait_for_its_image(tmp_path, program, said):
     assert of_stage(tmp_path, program) == said
+
+
+def test_the_checksum_of_an_image_with_openssl_and_without(tmp_path):
+    (tmp_path / "image").write_text("x")
+    said = of_stage(tmp_path, 'f() { read -r sum _ < <(_sha256 "$2"); echo $sum; }; f "$@/image"; openssl() { return 1; }; f "$@/image"')
+    assert said == f"{hashlib.sha256(b'x').hexdigest()}\n" * 2
 
 
 OPTIONS = "-o attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache "
