@@ -1598,6 +1598,7 @@ def test_home_directory_that_nodes_lack(job):
     work.rmdir()
     done = job.start(env)
     assert done.returncode == 0 and "cannot be written on this node" in done.stderr and done.stderr.count("\n") == 1
+    assert "XDG_CACHE_HOME" not in json.loads(done.stdout)["env"]
 
 
 # --- Hugging Face's files
@@ -1626,7 +1627,8 @@ def test_hugging_face_off_the_home_directory(job):
             assert ("HF_HOME" in json.loads(done.stdout)["env"]) == used
             assert ("belongs to somebody else and everybody may write there" in done.stderr) != used
     scratch.rename(job.dir / "elsewhere")
-    assert "scratch/somebody is not writable" in job.start(env).stderr
+    done = job.start(env)
+    assert "scratch/somebody is not writable" in done.stderr and "HF_HOME" not in json.loads(done.stdout)["env"]
     for name in ("SLURM_JOB_ACCOUNT", "SLINGTORCH_HF_HOME"):
         assert "HF_HOME" not in job.rank({**env, name: None})
 
