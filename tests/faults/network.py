@@ -300,7 +300,7 @@ def nccl_interface_is_not_there(job):
 # --- other users
 
 WRITES = '''
-import datetime, os, socket, time
+import datetime, encodings.idna, os, socket, time
 import torch.distributed as dist
 
 host, port = %r, %d
