@@ -1105,17 +1105,6 @@ def test_every_pair_meets_once(nodes):
     assert sorted(sum(rounds, [])) == [[one, other] for one in range(nodes) for other in range(one + 1, nodes)]
 
 
-@pytest.mark.parametrize('args, says', [
-    (['1'], 'how many nodes are spare'), (['x', 'srun', 'a'], 'how many nodes are spare'),
-    (['2', 'srun', 'a'], 'leave none of the job'), (['1', 'srun', '-N2', 'a'], '-N2: with-spares chooses the nodes'),
-])
-def test_spares_that_cannot_be(args, says):
-    env = {'SLURM_JOB_NUM_NODES': '2', 'PATH': '/nowhere'}
-    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env,
-                          stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and says in done.stderr
-
-
 # --- data, and others' data
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import types
 from unittest import mock
@@ -15,7 +14,7 @@ import pytest
 
 from slingtorch.job import gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
-from testbed import ROOT, raising
+from testbed import raising
 from testbed.expected import expected
 
 
@@ -339,84 +338,6 @@ def test_a_reference_that_would_compare_nothing_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--reference', text])
     assert f"'{text}' is not a reference: write nccl=80 or gloo=2.5\n" in capsys.readouterr().err
-
-
-# --- with-spares under PBS
-
-MPIEXEC = '''#!/bin/bash
-# Starts nothing but vet's answer: which hosts are good; and shows how it was called.
-echo "mpiexec MASTER_ADDR=$MASTER_ADDR $*"
-while [[ $1 != --hostfile ]]; do shift; done
-echo "hosts: $(tr '\\n' ' ' < "$2")"
-if [[ $* == *--vet* ]]; then
-    printf '%s\\n' {good} > "${{@: -1}}.vetted"
-    : > "${{@: -1}}.cordon"
-fi
-'''
-
-
-def with_spares(directory, *args, good='a c', nodes='a.hsn\na.hsn\nb.hsn\nc.hsn\n', **env):
-    (directory / 'nodes').write_text(nodes)
-    launcher = directory / 'mpiexec'
-    launcher.write_text(MPIEXEC.format(good=good))
-    launcher.chmod(0o755)
-    env = {'PBS_NODEFILE': str(directory / 'nodes'), 'PBS_JOBID': '12.server', 'SLINGTORCH_VET_DIR': str(directory),
-           'PATH': f'{directory}:{os.environ["PATH"]}', **env}
-    return subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def test_under_pbs_the_program_runs_on_the_good_nodes(tmp_path):
-    done = with_spares(tmp_path, '1', 'mpiexec', '-ppn', '4', '--cpu-bind', 'numa', 'train.py', '-n', '7')
-    vetting, first, program, second = done.stdout.splitlines()
-    assert done.returncode == 0
-    assert vetting.startswith('mpiexec MASTER_ADDR=a.hsn ') and ' -n 3 -ppn 1 ' in vetting
-    assert first == 'hosts: a.hsn b.hsn c.hsn '
-    assert program.startswith('mpiexec MASTER_ADDR=a.hsn ')
-    assert program.endswith(' -n 8 -ppn 4 --cpu-bind numa train.py -n 7') and second == 'hosts: a.hsn c.hsn '
-
-
-def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
-    done = with_spares(tmp_path, '1', 'mpiexec', '--ppn=2', 'train.py', good='c b')
-    assert 'mpiexec MASTER_ADDR=b.hsn ' in done.stdout and done.stdout.endswith('hosts: b.hsn c.hsn \n')
-
-
-@pytest.mark.parametrize('args, env, status, says', [
-    (['1', 'mpiexec', 'train.py'], {}, 2, 'give the ranks per node first'),
-    (['1', 'mpiexec', '-ppn', '4', '-n', '8', 'train.py'], {}, 2, '-n: with-spares chooses the nodes'),
-    (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: with-spares chooses the nodes'),
-    (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, "leave none of the job's 3"),
-    (['1', 'mpiexec', '-ppn', '4', 'train.py'], {'PBS_NODEFILE': '/nowhere'}, 1, 'cannot be read'),
-    (['--help'], {}, 0, 'with-spares N srun [OPTIONS] PROGRAM'),
-    (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, but 3 are needed. Bad ones: b.hsn.'),
-])
-def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
-    done = with_spares(tmp_path, *args, **env)
-    assert done.returncode == status and says in done.stdout
-
-
-SRUN = '''#!/bin/bash
-echo "srun kill=${SLURM_KILL_BAD_EXIT-} tasks=${SLURM_GPUS_PER_TASK-}${SLURM_TRES_PER_TASK-} $*"
-[[ $* != *--vet* ]] || { echo n1 > "${@: -1}.vetted"; echo n2 > "${@: -1}.cordon"; }
-'''
-
-
-@pytest.mark.parametrize('env, option', [
-    ({}, ''), ({'SLURM_GPUS_ON_NODE': '4'}, ''),
-    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_GPUS_PER_TASK': '1'}, '--gpus-per-node=4 '),
-    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_TRES_PER_TASK': 'gres/gpu=1'}, '--gpus-per-node=4 '),
-])
-def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_says(tmp_path, env, option):
-    (tmp_path / 'srun').write_text(SRUN)
-    (tmp_path / 'srun').chmod(0o755)
-    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', '1', 'srun', 'train.py'], text=True,
-                          stdout=subprocess.PIPE, env={
-                              'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7', 'SLINGTORCH_VET_DIR': str(tmp_path),
-                              'PATH': f'{tmp_path}:{os.environ["PATH"]}', **env})
-    vetting, program = done.stdout.splitlines()
-    assert vetting.startswith(f'srun kill=0 tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
-    kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
-    assert program == f'srun kill= tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
 
 
 @pytest.mark.parametrize('count', ['0', '-1'])
