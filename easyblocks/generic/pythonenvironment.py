@@ -192,7 +192,6 @@ class PythonEnvironment(EasyBlock):
             kind = 'conda' if self.uses_conda else 'virtual'
             packages = ' '.join(self.cfg['python_packages'] + self.cfg['extra_packages'])
             self.dry_run_msg("  * a %s environment will be made in %s with %s", kind, self.installdir, packages)
-            self.dry_run_msg("  * pip will build and install %s into it", self.name)
             return
         if self.cfg['environment_image']:
             require_mksquashfs()

@@ -409,7 +409,7 @@ class Singularity(RunScripts):
 
     def links(self):
         """Links in bin/: {name: name of the script}."""
-        inside = list(self.cfg['wrappers']) + [name for name in RUNSCRIPT_LINKS if name in self.cfg['runscripts']]
+        inside = list(self.cfg['wrappers']) + RUNSCRIPT_LINKS
         return dict(CONTAINER_LINKS, **dict.fromkeys(inside, 'in-container'))
 
     def write_scripts(self, directory):

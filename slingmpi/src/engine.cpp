@@ -343,15 +343,14 @@ bool Engine::progress() {
       if (communicator.broken.empty()) {
         communicator.broken = "an earlier operation of it failed";
       }
-      for (auto other = active_.begin(); other != active_.end();) {
-        if ((*other)->communicator_ == failure.first->communicator_) {
-          abandoned_.push_back(*other);
-          ended.emplace_back(*other, failure.second);
-          other = active_.erase(other);
-        } else {
-          ++other;
-        }
+      const auto others = std::stable_partition(active_.begin(), active_.end(), [&](const OperationPtr& other) {
+        return other->communicator_ != failure.first->communicator_;
+      });
+      for (auto other = others; other != active_.end(); ++other) {
+        abandoned_.push_back(*other);
+        ended.emplace_back(*other, failure.second);
       }
+      active_.erase(others, active_.end());
       communicator.waiting.clear();
       ended.push_back(std::move(failure));
     }

@@ -264,26 +264,3 @@ def test_rocm(own_site):
     assert f'-L{gtl.parent} -lmpi_gtl_hsa' in environ['LDFLAGS']
     assert environ['RCCL_PATH'] == f'{rocm}/own' and f';{rocm}/own' in options['CMAKE_PREFIX_PATH']
     assert list(own_site.path.rglob('hipified'))
-
-
-OTHER_BASE = '''
-import sys
-from easybuild.tools.options import set_up_configuration
-set_up_configuration(args=sys.argv[1:], silent=True)
-from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.easyblocks.pytorch_cray import EB_PyTorch_Cray
-names = ('sanity_check_pip_list', 'fix_python_shebang_for')
-print([EB_PyTorch_Cray.extra_options()[name][0] for name in names])
-options = PythonPackage.extra_options
-PythonPackage.extra_options = staticmethod(
-    lambda extra_vars=None: {name: value for name, value in options(extra_vars).items() if name not in names})
-print([name for name in names if name in EB_PyTorch_Cray.extra_options()])
-'''
-
-
-def test_other_python_package_of_easybuild(tmp_path):
-    """What EasyBuild's own easyblock does not know is not asked of it."""
-    patterns = f'{ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
-    done = run([sys.executable, '-c', OTHER_BASE, f'--include-easyblocks={patterns}', f'--prefix={tmp_path}',
-                '--ignoreconfigfiles=', '--allow-use-as-root-and-accept-consequences'])
-    assert done.stdout.splitlines()[-2:] == ['[False, []]', '[]']

@@ -43,9 +43,16 @@ def impatient():
 
 
 def late(rank):
-    """Rank 1 never comes."""
+    """Rank 1 never comes. What another group has on its way goes on."""
+    beside, found = dist.new_group(), torch.zeros(1)
+    work = dist.irecv(found, 1 - rank, group=beside)
     group = impatient()
     attempts(lambda _: rank or dist.all_reduce(torch.ones(3), group=group))
+    if rank:
+        work.wait()
+    dist.send(torch.ones(1), 1 - rank, group=beside)
+    work.wait()
+    assert found == 1
 
 
 def different_sizes(rank):
@@ -140,6 +147,11 @@ def refused(_):
         # dist.all_gather itself compares them
         lambda group: group._get_backend(torch.device('cpu')).allgather(
             [[torch.ones(3), torch.ones(3, dtype=torch.int)]], [torch.ones(3)]),
+        lambda group: dist.all_gather_coalesced([[torch.ones(1)] * 2] * 2, [torch.ones(1)], group=group),
+        lambda group: group._get_backend(torch.device('cpu')).broadcast([torch.ones(3), torch.ones(3)]),
+        lambda group: dist.all_to_all_single(torch.ones(3), torch.ones(3), group=group),
+        lambda group: dist.all_reduce(torch.ones(3, dtype=torch.int), dist.ReduceOp.AVG, group=group),
+        lambda group: dist.all_reduce(torch.ones(3), dist.ReduceOp.PREMUL_SUM, group=group),
         lambda group: dist.isend(torch.ones(3), 0, tag=-1, group=group),
         lambda group: dist.all_reduce(torch.ones(3).to_sparse(), group=group))
     tensor = torch.ones(3)

@@ -19,6 +19,7 @@ import pytest
 import testbed
 from testbed import ROOT, derecho, locked, run
 from testbed.easybuild import EasyBuild
+from testbed.expected import expected
 from testbed.mpi import Launcher
 from testbed.slurm import free_ports
 
@@ -244,7 +245,7 @@ def said(builds):
         done = builds(mpi).ranks(ranks, HERE / 'faults.py', *names, check=False, **variables)
         parts = re.split(r'^== (\w+)\n', done.stderr, flags=re.M)
         found = collections.defaultdict(str)
-        for name, text in zip(parts[1::2], parts[2::2]):
+        for name, text in sorted(zip(parts[1::2], parts[2::2])):
             found[name] += text
         return found, done
     return start
@@ -281,6 +282,14 @@ def test_faults_that_a_program_survives(said, mpi, name, words):
     assert done.returncode != 0
     for word in words:
         assert word in found[name], done.stderr
+
+
+def test_all_that_is_said_of_them(said):
+    found, _ = said('mpich', 2, 'survived')
+    text = ''.join(f'== {name}\n{text}' for name, text in found.items())
+    # which rank is the first to leave is chance
+    text = re.sub(r'(?m)^(Traceback|  .*|slingmpi: .*)\n', '', text)
+    expected(re.sub(r'MPICH Version:.*?, ?', 'MPICH, ', text), 'slingmpi/faults')
 
 
 @pytest.mark.parametrize('name, words', [
