@@ -49,8 +49,6 @@ class PythonEnvironment(EasyBlock):
         self.use_own_python = False
         self.recipe, self.is_kept = None, False
         self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
-        if self.cfg['exts_download_dep_fail'] is None:
-            self.cfg['exts_download_dep_fail'] = True
         for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
             self.module_load_environment.remove(variable)
 

@@ -359,6 +359,10 @@ def test_dependencies_refused(block, monkeypatch, tmp_path, roots, message):
     with pytest.raises(block.EasyBuildError) as caught:
         plugin(block, '1.6.0').configure_options()
     assert caught.value.msg == message
+    made = plugin(block, '1.6.0')
+    made.dry_run, made.root = True, lambda _: None
+    monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    assert made.configure_options(set()) == []
 
 
 def test_options_for_rocm(block, monkeypatch, tmp_path):

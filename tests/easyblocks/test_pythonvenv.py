@@ -18,6 +18,7 @@ import pytest
 
 from testbed import ORDINARY, ROOT, forkedeb, quickvenv, run, serving, wheels
 from testbed.easybuild import BIN, EasyBuild
+from testbed.expected import expected
 
 UV = str(BIN / 'uv')
 PYTHON_VERSION = '%d.%d' % sys.version_info[:2]
@@ -71,12 +72,9 @@ def kept(lmod, tmp_path_factory):
 def test_installs_and_module_works(kept, lmod):
     env = lmod.load('PyTorch/0.1-tiny', modulepath=[kept.eb.modulepath])
     root = kept.eb.prefix / 'software/PyTorch/0.1-tiny'
-    assert env['EBROOTPYTORCH'] == env['VIRTUAL_ENV'] == str(root)
-    assert env['RUNSCRIPTS'] == env['RUNSCRIPTSPYTORCH'] == f'{root}/runscripts'
-    assert os.access(root / 'bin/extend-venv-activate', os.X_OK) and env['SLINGTORCH_MODULE_PYTORCH'] == 'PyTorch/0.1-tiny'
-    assert env['PYTHONNOUSERSITE'] == '1'
-    assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
-    assert 'PYTHONPATH' not in env and 'SLINGTORCH_ENVIRONMENT_IMAGE' not in env
+    text = (kept.eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
+    expected(text, 'modules/venv.lua', [(root, 'ROOT'), (sys.version.split()[0], 'PYTHON'), (PYTHON_VERSION, 'PYTHON')])
+    assert env['EBROOTPYTORCH'] == str(root) and os.access(root / 'bin/extend-venv-activate', os.X_OK)
     scripts = {pathlib.Path(directory, name).relative_to(ROOT / 'runscripts')
                for directory, _, names in os.walk(ROOT / 'runscripts', followlinks=True) for name in names}
     scripts = {path for path in scripts if not {'container', 'extend-venv-activate', '__pycache__'} & set(path.parts)}
@@ -140,8 +138,11 @@ def test_dry_run_and_module_only(tiny, eb_env):
     assert "environment_image is 'yes', but must be True or False" in output(done) and 'Traceback' not in output(done)
     tiny.write()
     dry = output(eb_env('-x', tiny.easyconfig, env=tiny.pip_env))
-    assert 'runscripts will be copied to' in dry
-    assert 'packages named in' in dry and not (eb_env.prefix / 'sources/p/PyTorch/wheels').exists()
+    wheel_dir = eb_env.prefix / 'sources/p/PyTorch/wheels'
+    assert f'\n  * packages named in {tiny.lock_file} will be downloaded with pip to {wheel_dir}\n' in dry
+    assert (f'\n  * runscripts will be copied to {eb_env.prefix}/software/PyTorch/0.1-tiny: runscripts/conda-python-simple, '
+            'runscripts/conda-python-distributed, runscripts/cpu-bind, runscripts/get-master, ') in dry
+    assert not wheel_dir.exists()
     eb_env('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
     text = (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
     # the site 'local' adds nothing that names a network
@@ -423,13 +424,14 @@ def test_what_is_missing_or_does_not_fit(tiny, eb_env, steps):
         tiny.write(options=options)
         return steps(eb_env, tiny.easyconfig, f'--sourcepath={sourcepath}', env=tiny.pip_env, last='fetch')['error']
 
-    assert "sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']" in wrong('sources = checksums = []')
-    said = wrong("python_versions = ['2.7', '3.99']")
-    assert f'Python {PYTHON_VERSION}' in said and 'has packages only for Python 2.7, 3.99' in said
-    assert '--try-amend=python_command=' in said
-    assert "Python was not found: there is no '/nowhere/python3'" in wrong("python_command = '/nowhere/python3'")
-    said = wrong(sourcepath=f'{eb_env.prefix}/sources')
-    assert "Runscript 'conda-python-simple' was not found" in said and 'slingtorch env' in said
+    assert wrong('sources = checksums = []') == (
+        'The easyconfig names no lock file, but PythonVenv needs one (eb can make it): add sources = '
+        "['%(name)s-%(version)s%(versionsuffix)s.lock']")
+    assert f'is for Python 2.7, 3.99, but this is Python {PYTHON_VERSION}' in wrong("python_versions = ['2.7', '3.99']")
+    assert wrong("python_command = '/nowhere/python3'\npython_versions = ['3.11', '3.12']") == (
+        "Python was not found: there is no '/nowhere/python3'. Install Python 3.11 or 3.12, load a module that provides it, or "
+        'name another with --try-amend=python_command=/path/to/python3')
+    assert "Runscript 'conda-python-simple' was not found" in wrong(sourcepath=f'{eb_env.prefix}/sources')
 
 
 def test_packages_that_do_not_fit_fail_the_sanity_check(tiny, eb_env):

@@ -59,7 +59,12 @@ def test_installs_and_records(site):
     assert facts == {'file': NAME, 'sha256': digest, 'size': 100_000, 'origin': str(site.image), 'transfer': 'copy'}
     assert (site.root / f'{NAME}.sha256').read_text() == f'{digest}  {NAME}\n'
     subprocess.run(['sha256sum', '--check', '--quiet', f'{NAME}.sha256'], cwd=site.root, check=True)
-    assert f'{NAME}: 100000 bytes, sha256 {digest}' in site.module.read_text()
+    text = site.module.read_text()
+    assert f'{NAME}: 100000 bytes, sha256 {digest}' in text and not re.search('CMAKE_|CPATH|LIBRARY_PATH|XDG_', text)
+    assert ('Commands that run in the container: python, python3, pip, torchrun; in-container COMMAND runs any other one, start-shell '
+            'starts a shell.\nPackages: list-packages; pip install (if the module has an environment for yours); make-squashfs, '
+            'unmake-squashfs.\nThe image is $SIF: singularity exec $SIF COMMAND. Scripts for jobs are in /runscripts inside, in '
+            '$RUNSCRIPTS outside.\n') in text
     assert not site.parts()
     # no runtime is there: said, with what to do, and not an error
     no_runtime = re.search('The inside of the image is not checked: (there is no container runtime .*?). Run', out).group(1)

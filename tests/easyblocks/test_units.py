@@ -40,8 +40,10 @@ def answers(output='', code=1):
 
 
 @pytest.mark.parametrize('restored, words', [
-    (True, 'The old installation cannot be moved aside for the new one: .*You need'),
-    (False, 'A previous installation is left in .*Their owner')])
+    (True, 'The old installation cannot be moved aside for the new one: [Errno 13] Permission denied. You need write permission '
+           'for the directories that contain {0}/root and {0}/1.lua'),
+    (False, 'A previous installation is left in {0}/.root.previous, and its module in {0}/.1.lua.previous: [Errno 13] '
+            'Permission denied. Their owner must run the same command')])
 def test_old_installation_that_may_not_be_moved(load_block, monkeypatch, tmp_path, restored, words):
     keeps, rename = load_block('generic.keepsprevious'), os.rename
     made = instance_of(keeps.KeepsPrevious, installdir=f'{tmp_path}/root', mod_filepath=f'{tmp_path}/1.lua')
@@ -54,8 +56,7 @@ def test_old_installation_that_may_not_be_moved(load_block, monkeypatch, tmp_pat
         rename(source, target)
     monkeypatch.setattr(keeps.KeepsPrevious, 'will_set_aside', lambda _: True)
     monkeypatch.setattr(keeps.os, 'rename', may_not)
-    with pytest.raises(EasyBuildError, match=words):
-        made.make_installdir()
+    assert error_of(made.make_installdir) == words.format(tmp_path)
     assert (tmp_path / '1.lua').exists() is restored
 
 
@@ -142,7 +143,9 @@ def test_jobs_that_memory_allows(load_block, monkeypatch, memory, jobs, warns):
     monkeypatch.setattr(load_block('pytorch_cray').Machine, 'free_memory', lambda _: (memory and memory << 30, ''))
     made = instance_of(load_block('pytorch_cray').EB_PyTorch_Cray)
     made.limit_jobs()
-    assert made.cfg.parallel == jobs and bool(made.said) is warns
+    assert made.cfg.parallel == jobs and made.said == warns * [
+        'Little memory: 1 compile jobs at a time: 3.0 GiB of memory are available, one job may need 4 GiB, and EasyBuild allows '
+        '64 jobs (--max-parallel). A compiler may be killed: build on a node with more memory']
 
 
 def test_torchvision_for_rocm(load_block, monkeypatch):
@@ -157,10 +160,12 @@ def test_pytorch_that_cannot_be_imported(load_block, monkeypatch):
     cray, horovod = load_block('pytorch_cray'), load_block('horovod')
     for module in (cray, horovod):
         monkeypatch.setattr(module, 'probe_pytorch', lambda *_: 'it crashed')
-    monkeypatch.setattr(cray.RunScripts, 'sanity_check_step', lambda self, **_: self.sanity_check_fail_msgs)
-    made = instance_of(cray.EB_PyTorch_Cray, {'environment_image': False}, sanity_check_module_loaded=True,
+    monkeypatch.setattr(cray.RunScripts, 'sanity_check_step', lambda self, custom_paths: custom_paths)
+    made = instance_of(cray.EB_PyTorch_Cray, {'environment_image': True}, sanity_check_module_loaded=True,
                        sanity_check_fail_msgs=[], pylibdir='lib', installdir='/nowhere')
-    assert made.sanity_check_step() == ['it crashed']
+    assert made.sanity_check_step() == {
+        'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh', 'environment.squashfs'], 'dirs': ['lib/torch/lib']}
+    assert made.sanity_check_fail_msgs == ['it crashed']
     with pytest.raises(EasyBuildError, match='Horovod needs the PyTorch of the environment: it crashed'):
         instance_of(horovod.EB_Horovod, master=SimpleNamespace(own_python='python')).check_pytorch()
 
@@ -176,7 +181,19 @@ def test_slingmpi_that_is_not_right(load_block, monkeypatch, tmp_path):
     for name, value in (('probe_pytorch', found), ('mpi_library', '/m/libmpi.so.12'), ('gtl_library', '/g/libmpi_gtl.so'),
                         ('get_software_root', None)):
         monkeypatch.setattr(module, name, lambda *_, value=value: value)
-    assert [text[:47] for text in made.check_build()] == ['The GPU Transport Layer /g/libmpi_gtl.so is not']
+    gtl = ('The GPU Transport Layer /g/libmpi_gtl.so is not in the process: MPI_Init would abort with '
+           'MPICH_GPU_SUPPORT_ENABLED=1')
+    assert made.check_build() == [gtl]
+    found.update(version='2.14.1', import_errors=['x cannot be imported'])
+    assert made.check_build() == [
+        "slingmpi was built for PyTorch 2.13, but this is 2.14.1: use 'eb --rebuild' to build it again",
+        "x cannot be imported. slingmpi was built for PyTorch 2.13 with mpich 4 of CC: load the module of that MPI, or build it "
+        "again ('eb --rebuild')"]
+    found.update(version='2.13.0', import_errors=[], libraries=['/o/libmpi.so.40', '/g/libmpi_gtl.so'])
+    assert made.check_build() == ["slingmpi uses /o/libmpi.so.40, but was built with CC, whose MPI is /m/libmpi.so.12: is "
+                                  "another MPI's directory in $LD_LIBRARY_PATH?"]
+    found['libraries'] = []
+    assert made.check_build() == ['A process that imports slingmpi must have one MPI, but has 0: none', gtl]
     # without a dependency PyTorch the next check says so
     monkeypatch.setattr(module.PythonPackage, 'prepare_python', lambda self: self.said.append('asked'))
     made.prepare_python()
@@ -194,15 +211,20 @@ def test_mpi_of_an_extension(monkeypatch, code, maps, expected, says):
     assert found.startswith(says) and bool(found) is bool(says)
 
 
-@pytest.mark.parametrize('numbers, version', [(('MAJOR 2', 'MINOR 27', 'PATCH 3'), '2.27.3'), (('MAJOR 2',), '2.21.5')])
-def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, numbers, version):
+@pytest.mark.parametrize('gpu, root, header, numbers, found', [
+    ('CUDA', 'NCCL', 'nccl.h', ('MAJOR 2', 'MINOR 27', 'PATCH 3'), ('NCCL', '2.27.3')),
+    ('CUDA', 'NCCL', 'nccl.h', ('MAJOR 2',), ('NCCL', 'NCCL of the module')),
+    ('ROCm', 'RCCL', 'rccl/rccl.h', ('MAJOR 2', 'MINOR 27', 'PATCH 3'), ('RCCL', '2.27.3')),
+    ('ROCm', 'ROCm', 'rccl/rccl.h', ('MAJOR 2', 'MINOR 26', 'PATCH 6'), ('RCCL', '2.26.6')),
+    ('ROCm', 'NCCL', 'nccl.h', ('MAJOR 2', 'MINOR 26', 'PATCH 6'), ('RCCL', 'RCCL of the module'))])
+def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, gpu, root, header, numbers, found):
     """From its header; else from its module."""
-    block = load_block('aws_ofi_nccl')
-    (tmp_path / 'include').mkdir()
-    (tmp_path / 'include/nccl.h').write_text(''.join(f'#define NCCL_{number}\n' for number in numbers))
-    monkeypatch.setattr(block, 'get_software_version', lambda _: '2.21.5')
-    made = instance_of(block.EB_aws_minus_ofi_minus_nccl, gpu=lambda: 'CUDA', root=lambda _: str(tmp_path))
-    assert made.nccl_in_use() == ('NCCL', version)
+    block, path = load_block('aws_ofi_nccl'), tmp_path / 'include' / header
+    path.parent.mkdir(parents=True)
+    path.write_text(''.join(f'#define NCCL_{number}\n' for number in numbers))
+    monkeypatch.setattr(block, 'get_software_version', '{} of the module'.format)
+    made = instance_of(block.EB_aws_minus_ofi_minus_nccl, gpu=lambda: gpu, root={root: str(tmp_path)}.get)
+    assert made.nccl_in_use() == found
 
 
 def test_pytorch_without_nccl():
@@ -435,3 +457,163 @@ def test_packages_that_a_user_adds_to_an_image(load_block, tmp_path):
     assert made.said[2] == (
         f'The virtual environment {path} was kept, but does not work with this image (does it have another Python?). To make '
         f"it again: move {tmp_path}/user-software away (also a .squashfs beside it), then run 'eb --rebuild Small.eb'")
+
+
+def test_extension_for_an_mpi(load_block, monkeypatch):
+    """Its variables, and what is said of a compiler that is not right."""
+    block, done = load_block('generic.environmentpackage'), []
+    monkeypatch.setattr(block.env, 'setvar', lambda *words: done.append(words))
+    monkeypatch.setattr(block.PythonPackage, 'configure_step', lambda _: done.append('configured'))
+    monkeypatch.setattr(block, 'which', lambda name, on_error: {'cc': '/cray/cc', 'mpicc': '/usr/bin/mpicc'}.get(name))
+    monkeypatch.setattr(block, 'mpi_library', {'/cray/cc': '/opt/mpi/lib/libmpi.so', '/usr/bin/mpicc': None}.get)
+    master = SimpleNamespace(extension_variables=lambda: {'B': '2', 'A': '1'}, cfg={'system_site_packages': True},
+                             modules_tool=SimpleNamespace(unload=done.append), own_python='/env/python')
+    made = instance_of(block.EnvironmentPackage, {'unload_modules': ['rocm'], 'mpicc': 'cc -shared', 'name': 'mpi4py'},
+                       master=master)
+    made.configure_step()
+    assert done == [('A', '1'), ('B', '2'), ['rocm'], ('MPICC', 'cc -shared'),
+                    ('LDFLAGS', '-Wl,--disable-new-dtags -Wl,-rpath,/opt/mpi/lib'), 'configured']
+    for made.cfg['mpicc'], why in [('mpicc', 'it links no MPI'), ('nothing', 'it is not in $PATH')]:
+        assert error_of(made.configure_step) == (
+            f"mpi4py needs MPI's compiler '{made.cfg['mpicc']}', but {why}. Add the module that provides it to the "
+            'dependencies, or correct mpicc')
+    made.cfg['mpicc'] = 'cc'
+    monkeypatch.setattr(block.PythonPackage, 'sanity_check_step', lambda _: (True, 'other'))
+    for wrong in ('', 'wrong MPI'):
+        monkeypatch.setattr(block, 'check_mpi', lambda *words, wrong=wrong: done.append(words) or wrong)
+        assert made.sanity_check_step() == (not wrong, 'other; wrong MPI' if wrong else 'other')
+    assert done[-1] == ('/env/python', '/cray/cc', 'mpi4py', made.IMPORT_MPI) and made.cfg['sanity_pip_check'] is False
+    assert made.IMPORT_MPI == 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI'
+
+
+def test_horovod_on_two_ranks(load_block, monkeypatch, tmp_path):
+    """With a stub of the driver's library in front where nodes have none."""
+    block, ran = load_block('horovod'), []
+    (tmp_path / 'lib/stubs').mkdir(parents=True)
+    (tmp_path / 'lib/stubs/libcuda.so').touch()
+    monkeypatch.setenv('LD_LIBRARY_PATH', '/own')
+    monkeypatch.setattr(block, 'needed_libraries', lambda _: ['libnccl.so.2'])
+    monkeypatch.setattr(block, 'mpi_launcher', lambda _: '/mpi/mpiexec')
+    monkeypatch.setattr(block, 'check_two_ranks', lambda *words: ran.append(words) or ['wrong sum'])
+    monkeypatch.setattr(block.EnvironmentPackage, 'sanity_check_step', lambda _: (True, 'other'))
+    made = instance_of(block.EB_Horovod, {'gpu_operations': 'NCCL', 'cuda_home': str(tmp_path), 'mpicc': 'mpicc'},
+                       installdir=str(tmp_path), master=SimpleNamespace(own_python='/env/python'))
+    library = tmp_path / 'lib/python3.11/site-packages/horovod/torch/mpi_lib_v2.cpython-311.so'
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert made.sanity_check_step() == (False, 'other; wrong sum')
+    made.cfg['gpu_operations'] = None
+    made.sanity_check_step()
+    (what, launcher, with_gpus), (*_, without) = ran
+    assert (what, launcher, without) == ("Horovod's all-reduce", '/mpi/mpiexec', ['/env/python', '-s', '-c', block.ALL_REDUCE])
+    assert with_gpus[0] == 'env' and with_gpus[2:] == without and with_gpus[1].endswith(':/own')
+    directory = with_gpus[1][len('LD_LIBRARY_PATH='):-len(':/own')]
+    assert os.readlink(f'{directory}/libcuda.so.1') == f'{tmp_path}/lib/stubs/libcuda.so'
+
+
+def test_extensions_know_nothing_of_the_base(load_block, monkeypatch):
+    """Nor is it built again when one of them has changed."""
+    block = load_block('generic.pythonenvironment')
+    made = instance_of(block.PythonEnvironment, dict.fromkeys(
+        ['prebuildopts', 'preinstallopts', 'buildopts', 'installopts', 'runtest', 'exts_list', 'environment_image', 'other'], 'x'))
+    made.cfg.asdict = lambda: made.cfg
+    made.cfg.dependencies = lambda: [{'full_mod_name': 'gcc/12'}]
+    recipe = json.loads(made.describe_recipe())
+    assert recipe['dependencies'] == ['gcc/12'] and recipe['other'] == 'x'
+    assert not {'exts_list', 'environment_image'}.intersection(recipe)
+    monkeypatch.setattr(block.EasyBlock, 'prepare_for_extensions', lambda _: None)
+    made.prepare_for_extensions()
+    assert {name for name, value in made.cfg.items() if value == 'x'} == {'exts_list', 'environment_image', 'other'}
+    assert made.cfg['runtest'] is None
+
+
+def test_runscripts_that_are_not_renewed(load_block):
+    block = load_block('generic.runscripts')
+    made = instance_of(block.RunScripts, installdir='/inst', script_paths={}, obtain_file=lambda *_, **__: None)
+    assert error_of(made.find_scripts) == (
+        "Runscript 'conda-python-simple' was not found: the directory runscripts/ of the bundle must be in EasyBuild's source "
+        "path. Activate the bundle with 'eval \"$(slingtorch env)\"', or add it with --sourcepath")
+
+    def may_not():
+        raise PermissionError('not yours')
+    made.find_scripts, made.put_scripts = lambda: None, may_not
+    made.renew_scripts()
+    made.put_scripts = lambda: None
+    made.renew_scripts()
+    assert made.said == ['Only the module was renewed, not the runscripts: not yours. The owner of /inst can renew them with the '
+                         'same command', 'runscripts renewed in /inst']
+
+
+def test_pytorch_that_does_not_compile(load_block, monkeypatch):
+    """The lines that say why, else the last ones; and whether a next run resumes."""
+    cray = load_block('pytorch_cray')
+    output = ''.join(f'line {number}\n' for number in range(30))
+    errors = 'FAILED: a.o\na.cpp:1: error: b\nKilled signal terminated\nCMake Error: c\n'
+
+    def fails(self):
+        raise cray.RunShellCmdError(SimpleNamespace(cmd='make', exit_code=2, work_dir='/', output=self.output, stderr='',
+                                                    out_file='/log', err_file=None, cmd_sh='', thread_id=0, task_id=0), ())
+    monkeypatch.setattr(cray.EB_PyTorch, 'install_step', fails)
+    monkeypatch.setattr(cray.PythonEnvironment, 'install_step', fails)
+    made = instance_of(cray.EB_PyTorch_Cray, compiles_through_ccache=True)
+    rest = ('All output is in /log. If a compiler was killed, memory was too small: eb --max-parallel=N. After fixing the error, '
+            'run the same command again; ')
+    made.output = output + errors
+    assert error_of(made.install_step) == (f'Building PyTorch failed (exit status 2):\n{errors}{rest}ccache has what was '
+                                           'compiled')
+    made.output, made.compiles_through_ccache = output, False
+    assert error_of(made.install_step) == (
+        'Building PyTorch failed (exit status 2):\n' + output.partition('line 9\n')[2] + rest + 'it starts from scratch, but '
+        'with ccache in $PATH it resumes')
+
+
+def test_slingmpi_that_cannot_be_built(load_block, monkeypatch, tmp_path):
+    """Without sources of its version, without PyTorch, without MPI: outside and inside of a container."""
+    block, lines = load_block('slingmpi'), []
+    made = instance_of(block.EB_slingmpi, {'version': '0.0.9', 'mpicxx': 'mpicxx', 'name': 'slingmpi'}, python_cmd='python')
+    made.obtain_file = lambda *_, **__: None
+    lines.append(error_of(made.find_sources))
+    (tmp_path / 'pyproject.toml').write_text('name = "slingmpi"\nversion = "0.1.0"\n')
+    made.obtain_file = lambda *_, **__: f'{tmp_path}/pyproject.toml'
+    lines.append(error_of(made.find_sources))
+    made.cfg['version'] = '0.1.0'
+    assert made.find_sources() == str(tmp_path)
+    monkeypatch.setattr(block, 'probe_pytorch', lambda _: 'no torch')
+    lines.append(error_of(made.check_pytorch))
+    monkeypatch.setattr(block, 'probe_pytorch', lambda _: {'version': '2.13.0', 'file': '/env/torch/__init__.py'})
+    made.check_pytorch()
+    monkeypatch.setattr(block, 'mpi_library', lambda _: None)
+    for made.cfg['inside'], found in ((False, ''), (True, ''), (False, '/usr/bin/mpicxx')):
+        monkeypatch.setattr(block.EB_slingmpi, 'in_container', ['in-container'] * made.cfg['inside'])
+        made.find_there = lambda name, found=found: found
+        lines.append(error_of(made.find_mpi))
+    monkeypatch.setattr(block, 'mpi_library', lambda _: '/opt/mpi/libmpi.so')
+    monkeypatch.setattr(block, 'gtl_library', lambda _: '/gtl/libmpi_gtl_cuda.so')
+    monkeypatch.setattr(block, 'dependency_root', lambda _, name: None)
+    lines.append(str(made.find_mpi()))
+    monkeypatch.setattr(block.EB_slingmpi, 'in_container', ['in-container'])
+    lines.append(str(made.find_mpi()))
+    expected('\n'.join(lines + made.said) + '\n', 'easyblocks/slingmpi', [(tmp_path, 'TMP')])
+
+
+@pytest.mark.parametrize('compilers, mpi', [(['/mpi/mpicc', '/mpi/mpicxx'], 'MPI of /mpi/mpicc'), ([None, None], None)])
+def test_what_a_process_must_have(load_block, monkeypatch, compilers, mpi):
+    cray, roots = load_block('pytorch_cray'), {'NCCL': '/opt/nccl', 'aws-ofi-nccl': '/opt/plugin', 'CUDA': '/opt/cuda'}
+    monkeypatch.setattr(cray, 'mpi_library', 'MPI of {}'.format)
+    monkeypatch.setattr(cray, 'gtl_library', lambda _: '/opt/gtl')
+    made = instance_of(cray.EB_PyTorch_Cray, {'version_label': None, 'only_site': 'derecho'}, installdir='/inst', root=roots.get,
+                       mpi_compilers=None, dependency=lambda names: {'version': f'that of {names[0]}'})
+    made.find_mpi_compilers = lambda: compilers
+    made.cfg.dependencies = lambda: [
+        {'full_mod_name': 'gcc/12.2.0', 'external_module': True, 'external_module_metadata': {'name': ['GCC']}},
+        {'full_mod_name': 'cray-mpich/8.1', 'external_module': True, 'external_module_metadata': {'name': ['MPICH']}},
+        {'full_mod_name': 'cuda/12', 'external_module': True, 'external_module_metadata': {'name': ['CUDA']}},
+        {'full_mod_name': 'GCC/12', 'external_module': False, 'external_module_metadata': {}}]
+    assert made.expectations() == {
+        'version': '1.0+derecho.gcc.12.2.0.cray.mpich.8.1', 'prefix': '/inst', 'mpi': mpi, 'gtl': '/opt/gtl', 'nccl': '/opt/nccl',
+        'nccl_version': 'that of NCCL', 'plugin': '/opt/plugin', 'settings': ['USE_MPI', 'USE_CUDA', 'USE_NCCL']}
+    roots.clear()
+    made.cfg['version_label'] = ''
+    found = made.expectations()
+    assert (found['version'], found['settings'], found['nccl'], found['nccl_version'], found['plugin']) == (
+        '1.0', ['USE_MPI'], None, None, None)
