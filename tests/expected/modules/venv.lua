@@ -1,22 +1,3 @@
-help([==[
-
-Description
-===========
-Tiny
-
-
-More information
-================
- - Homepage: https://example.org
-]==])
-
-whatis([==[Description: Tiny]==])
-whatis([==[Homepage: https://example.org]==])
-whatis([==[URL: https://example.org]==])
-
-local root = "ROOT"
-
-conflict("PyTorch")
 prepend_path("PATH", pathJoin(root, "runscripts"))
 
 prepend_path("PATH", pathJoin(root, "bin"))
@@ -32,4 +13,3 @@ pushenv("PYTHONNOUSERSITE", "1")
 setenv("SLINGTORCH_MODULE_PYTORCH", "PyTorch/0.1-tiny")
 setenv("EBROOTPYTHON", "ROOT")
 setenv("EBVERSIONPYTHON", "PYTHON")
--- Built with EasyBuild version 5.4.1
