@@ -227,14 +227,6 @@ def test_version_of_the_nccl_in_use(load_block, monkeypatch, tmp_path, gpu, root
     assert made.nccl_in_use() == found
 
 
-def test_pytorch_without_nccl():
-    found = {'import_errors': [], 'libraries': [], 'file': '/env/torch/__init__.py', 'version': '2.4.0', 'mpi': True,
-             'entry_points': ['torchrun'], 'vision_cuda': None, 'config': '', 'nccl': False, 'nccl_version': None}
-    expected = {'prefix': '/env', 'version': '2.4.0', 'settings': [], 'mpi': None, 'gtl': None, 'nccl': '/opt/nccl',
-                'nccl_version': '2.21.5', 'plugin': None}
-    assert 'torch.distributed has no NCCL' in process.check_linkage(found, expected)
-
-
 # --- whole outputs
 
 def error_of(function, *args):
@@ -275,7 +267,7 @@ PIP = [
 def test_remedies_of_pip_and_uv(load_block):
     made = instance_of(load_block('generic.pythonvenv').PythonVenv, lock_file='a.lock')
     found = [error_of(made.raise_pip_error, output, 'Downloading', '/wheels', ['http://x (refused)']) for output in PIP]
-    lines = [f'{output!r}\n{"index" if "http://x" in text else "no index"}: {text.splitlines()[-1]}'
+    lines = [f'{output!r}{" (index)" if "http://x" in text else ""}: {text.splitlines()[-1]}'
              for output, text in zip(PIP, found)]
     assert found[-1].splitlines()[1] == '5'
     lines += [found[-2], error_of(made.raise_pip_error, 'error: other', 'Installing', '/root', (), 'uv')]
@@ -335,6 +327,7 @@ def test_commands_that_make_an_environment(load_block, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('conda', [True, False])
 def test_scripts_that_activate(load_block, tmp_path, conda):
+    """etc/conda is the same without conda but for a comment, and bin/activate reads it."""
     block = load_block('generic.pythonenvironment')
     made = instance_of(block.PythonEnvironment, {
         'environment_image': True, 'modextravars': {'A': 1, 'B': {'value': "it's", 'pushenv': True}}},
@@ -344,12 +337,16 @@ def test_scripts_that_activate(load_block, tmp_path, conda):
     for name, text in (('activate', 'deactivate () {\n}\n'), ('activate.csh', '#\n'), ('activate.fish', '#\n')):
         (tmp_path / 'root/bin' / name).write_text(text)
     made.write_activation(f'{tmp_path}/new', {'RUNSCRIPTS': '/r'}, {'LD_LIBRARY_PATH': ['/n', '/p'], 'NONE': []})
-    # etc/conda is the same but for a comment
-    text = ''.join(f'== {path.relative_to(tmp_path)}\n{path.read_text()}'
-                   for path in sorted((tmp_path / 'new').rglob('*' if conda else 'bin/*')) if path.is_file())
-    expected(text, f'easyblocks/activation-{"conda" if conda else "venv"}', [(tmp_path, 'TMP')])
-    assert f'Read by {"conda deactivate" if conda else "bin/activate"}.\n' in (
-        tmp_path / 'new/etc/conda/deactivate.d/slingtorch.sh').read_text()
+    new = {str(path.relative_to(tmp_path / 'new')): path.read_text() for path in sorted((tmp_path / 'new').rglob('*.*h'))}
+    text = ''.join(f'== {name}\n{text}' for name, text in new.items() if name.startswith('etc/'))
+    if conda:
+        expected(text, 'easyblocks/activation', [(tmp_path, 'TMP')])
+    else:
+        there = f'. {tmp_path}/root/etc/conda/'
+        assert 'Read by bin/activate.\n' in new['etc/conda/deactivate.d/slingtorch.sh']
+        assert (tmp_path / 'new/bin/activate').read_text() == (
+            f'deactivate () {{\n    {there}deactivate.d/slingtorch.sh\n}}\n\n{there}activate.d/slingtorch.sh\n')
+        assert new['bin/activate.csh'] == new['bin/activate.fish'] and 'module load PyTorch/1.0' in new['bin/activate.csh']
 
 
 @pytest.mark.parametrize('uv, own', [('uv', None), (None, '/opt/python')])
@@ -417,15 +414,18 @@ def test_what_is_put_beside_an_image(load_block, monkeypatch, tmp_path):
         if path.is_symlink():
             lines.append(f'== {path} -> {os.readlink(path)}')
         elif path.is_file():
-            lines.append(f'== {path} {path.stat().st_mode:o}\n{path.read_text()}')
+            text = path.read_text()
+            lines.append(f'== {path} {path.stat().st_mode:o}\n{json.loads(text) if path.suffix == ".json" else text.strip()}')
     (tmp_path / 'small.sif').touch()
     made.sanity_check_step()
     made.cfg.update(site_name=None, site_groups=[], container_python=None)
     made.write_scripts(f'{tmp_path}/newer')
     lines.append((tmp_path / 'newer/runscripts/lib/version').read_text())
     made.inside = answers('no /dev/fuse')
+    before = len(lines)
     made.sanity_check_step()
-    expected('\n'.join(lines + made.said) + '\n', 'easyblocks/image', [(tmp_path, 'TMP')])
+    assert len(lines) == before + 4
+    expected('\n'.join(lines[:before] + made.said) + '\n', 'easyblocks/image', [(tmp_path, 'TMP')])
 
 
 def test_packages_that_a_user_adds_to_an_image(load_block, tmp_path):
@@ -617,3 +617,29 @@ def test_what_a_process_must_have(load_block, monkeypatch, compilers, mpi):
     found = made.expectations()
     assert (found['version'], found['settings'], found['nccl'], found['nccl_version'], found['plugin']) == (
         '1.0', ['USE_MPI'], None, None, None)
+
+
+RIGHT = {'import_errors': [], 'libraries': ['/mpi/libmpi.so.12', '/gtl/libmpi_gtl_cuda.so', '/nccl/lib/libnccl.so.2',
+                                            '/env/libtorch_cpu.so'],
+         'file': '/env/torch/__init__.py', 'version': '2.4.0', 'mpi': True, 'entry_points': ['torchrun'], 'vision_cuda': 12,
+         'config': 'USE_MPI=ON, USE_CUDA=1', 'nccl': True, 'nccl_version': [2, 21, 5]}
+EXPECTED = {'prefix': '/env', 'version': '2.4.0', 'settings': ['USE_MPI', 'USE_CUDA'], 'mpi': '/mpi/libmpi.so.12',
+            'gtl': '/gtl/libmpi_gtl_cuda.so', 'nccl': '/nccl', 'nccl_version': '2.21.5', 'plugin': '/plugin'}
+WRONG = [
+    {}, {'import_errors': ['x cannot be imported']}, {'file': '/other/torch/__init__.py'}, {'version': '2.4.1'},
+    {'entry_points': []}, {'vision_cuda': -1}, {'config': 'USE_MPI=OFF, USE_CUDA=ON'}, {'mpi': False}, {'nccl': False},
+    {'nccl_version': [2, 18, 3]}, {'libraries': RIGHT['libraries'][1:]}, {'libraries': RIGHT['libraries'][2:]},
+    {'libraries': [*RIGHT['libraries'], '/other/libmpi.so.40.30.4', '/env/libgloo.so']},
+    {'libraries': [*RIGHT['libraries'], '/wheel/libnccl.so']}, {'libraries': RIGHT['libraries'][:2]}, {'plugin': '/other/plugin.so'},
+    {'plugin': None}]
+
+
+def test_what_is_wrong_with_a_process(monkeypatch):
+    monkeypatch.setattr(process, 'needed_libraries', lambda path: {'/env/libtorch_cpu.so': ['libmpi.so.12'],
+                                                                   '/env/libgloo.so': ['libmpi.so.40']}.get(path, []))
+    lines = []
+    for change in WRONG:
+        monkeypatch.setattr(process, 'find_plugin', lambda _, change=change: change.get('plugin', '/plugin/libnccl-net.so'))
+        lines.append(' / '.join(process.check_linkage({**RIGHT, **change}, EXPECTED)))
+    lines += process.check_linkage({**RIGHT, 'libraries': []}, {**EXPECTED, **dict.fromkeys(['mpi', 'gtl', 'nccl', 'plugin'])})
+    expected('\n'.join(lines) + '\n', 'easyblocks/process')

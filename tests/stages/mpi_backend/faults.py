@@ -290,27 +290,13 @@ def not_named():
     dist.init_process_group('mpi')
 
 
-def named_twice():
-    """A PyTorch with MPI."""
-    dist.is_mpi_available = lambda: True
-    slingmpi.take_name_mpi()
-
-
-def other(directory):
-    """Another installation of slingmpi, as if it had been imported in place of this one."""
-    slingmpi.__path__[:] = [directory]
-    slingmpi.__file__ = os.path.join(directory, '__init__.py')
-    start(60)
-
-
 def alone():
-    """Each as a process of its own, which is forked before MPI runs; $OTHERS: directories of other installations."""
-    for function, *words in [[one_thread], [finalized_before], [finalized_too_early], [two_mpis], [not_named], [named_twice],
-                             *([other, path] for path in os.environ['OTHERS'].split(':'))]:
-        print('==', os.path.basename(words[0]) if words else function.__name__, flush=True)
+    """Each as a process of its own, which is forked before MPI runs."""
+    for function in (one_thread, finalized_before, finalized_too_early, two_mpis, not_named):
+        print('==', function.__name__, flush=True)
         child = os.fork()
         if not child:
-            function(*words)
+            function()
             sys.exit()
         print('ended with', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
