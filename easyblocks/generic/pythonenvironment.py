@@ -270,9 +270,8 @@ class PythonEnvironment(EasyBlock):
 
     def make_module_extra(self, *args, **kwargs):
         """Set what activation would set; the environment's packages are found without $PYTHONPATH."""
-        required, self.require_python = getattr(self, 'require_python', None), False
+        self.require_python = False
         txt = super().make_module_extra(*args, **kwargs)
-        self.require_python = required
         txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
                                                      relpath=True)
         if self.cfg['environment_image']:

@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -276,19 +275,6 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
 
 
 @contextlib.contextmanager
-def silent_server():
-    """Address of a server that answers nobody, as behind a firewall: the queue of its connections is full."""
-    with socket.socket() as server, contextlib.ExitStack() as stack:
-        server.bind(('127.0.0.1', 0))
-        server.listen(0)
-        for _ in range(4):
-            connection = stack.enter_context(socket.socket())
-            connection.setblocking(False)
-            connection.connect_ex(server.getsockname())
-        yield 'http://127.0.0.1:%d/simple' % server.getsockname()[1]
-
-
-@contextlib.contextmanager
 def index_server(tiny, answer=bytes):
     """
     Address of a package index with the wheels, and the paths it is asked for.
@@ -353,24 +339,6 @@ def test_download_that_is_cut(tiny, eb_env):
     with index_server(tiny) as (address, _):
         eb_env('--fetch', tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address})
     assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
-
-
-def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
-    """Where the others have all that is needed nothing is said about it; pip asks it nothing. Large files are named."""
-    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': os.urandom(3_000_000)}))
-    tiny.write()
-    config = tmp_path / 'pip.conf'
-    with silent_server() as firewall, index_server(tiny) as (address, asked):
-        config.write_text(f'[global]\nindex-url = {firewall}\nextra-index-url =\n    {firewall}\n    {address}\n')
-        env = {'PIP_CONFIG_FILE': config, 'PIP_INDEX_URL': None, 'PIP_EXTRA_INDEX_URL': None}
-        # with all of pip's retries it took 275 s
-        done = eb_env('--fetch', tiny.easyconfig, env=env, timeout=90)
-    assert firewall not in output(done) and 'Retrying' not in output(done)
-    assert {path for path in asked if 'simple' in path} == {'/simple/alpha/', '/simple/beta/', '/simple/big/'}
-    assert 'downloading the packages of PyTorch-0.1-tiny.lock with pip...' in output(done)
-    assert '==   big-1.0-py3-none-any.whl (3.0 MB)' in output(done) and 'alpha-1.0' not in output(done)
-    assert sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir()) == \
-        sorted(wheel.name for wheel in tiny.wheels)
 
 
 def test_malformed_address_of_a_proxy(tiny, eb_env):

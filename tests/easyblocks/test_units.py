@@ -255,8 +255,9 @@ def test_parameters(load_block):
 
 
 PIP = [
-    'ERROR: [Errno 28] No space left on device', 'error: Disk quota exceeded (os error 122)', 'ERROR: Permission denied',
-    'ERROR: Cannot download: not enough bytes were received', 'ERROR: IncompleteRead(9 bytes)',
+    'ERROR: No space left on device', 'ERROR: Errno 28', 'error: Disk quota exceeded', 'ERROR: Errno 122', 'error: os error 28',
+    'ERROR: Permission denied', 'ERROR: not enough bytes were received', 'ERROR: IncompleteRead(9 bytes)',
+    'ERROR: incomplete-download', 'ERROR: Connection broken', 'ERROR: Hash-checking is required', 'error: No solution found',
     'Looking\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES', 'error: Hash mismatch for `a`',
     'error: invalid package format', 'error: Failed to read from zip file', 'ERROR: all requirements must have their versions '
     'pinned', 'ERROR: Hashes are required in --require-hashes mode', 'ERROR: Invalid proxy URL',
@@ -310,12 +311,15 @@ def test_commands_that_make_an_environment(load_block, monkeypatch, tmp_path):
     made.run_environment_command = lambda commands, doing: lines.extend([doing, *(' '.join(words) for words in commands)])
     for made.conda, root in ((True, None), (False, '/opt/python'), (False, None)):
         monkeypatch.setattr(block, 'get_software_root', lambda _, root=root: root)
+        monkeypatch.setenv('CONDA_EXE', '/opt/conda/bin/conda')
         for fetch in (True, False) if root or made.conda else (False,):
             made.make_environment('/env', fetch=fetch)
     # without packages nothing is asked of pip
     made.cfg.update(python_packages=[], extra_packages=[])
     made.make_environment('/env')
     made.conda = True
+    monkeypatch.delenv('CONDA_EXE')
+    made.make_environment('/env')
     monkeypatch.setattr(block, 'which', lambda *_, **__: None)
     made.dependency = lambda _: {'full_mod_name': 'conda/latest'}
     lines.append(error_of(made.make_environment, '/env'))
@@ -643,3 +647,65 @@ def test_what_is_wrong_with_a_process(monkeypatch):
         lines.append(' / '.join(process.check_linkage({**RIGHT, **change}, EXPECTED)))
     lines += process.check_linkage({**RIGHT, 'libraries': []}, {**EXPECTED, **dict.fromkeys(['mpi', 'gtl', 'nccl', 'plugin'])})
     expected('\n'.join(lines) + '\n', 'easyblocks/process')
+
+
+@pytest.mark.parametrize('settings, answering, silent, own', [
+    ({'index-url': 'https://a/'}, ['https://a/'], [], False), ({}, ['https://default/'], [], False), ({'no-index': '1'}, [], [], True),
+    ({'index-url': 'https://a/'}, ['https://a/', 'https://b/'], ['https://c/ (refused)'], False),
+    ({'index-url': 'https://a/'}, [], ['https://a/ (refused)'], False)])
+def test_download_of_wheels(load_block, monkeypatch, tmp_path, settings, answering, silent, own):
+    """What pip gets of its indexes, without those that do not answer; a project's own wheels are not asked for."""
+    block, ran = load_block('generic.pythonvenv'), []
+    (tmp_path / 'a.lock').write_text('--extra-index-url https://c/\nA==1 \\\n    --hash=sha256:a\nb==2 --hash=sha256:b\n')
+    (tmp_path / 'env').mkdir()
+    for name in ('PIP_NO_INDEX', 'PIP_INDEX_URL', 'PIP_EXTRA_INDEX_URL'):
+        monkeypatch.delenv(name, raising=False)
+    for name, answer in (('pip_settings', lambda _: dict(settings)), ('default_index', lambda _: 'https://default/'),
+                         ('source_paths', lambda: [f'{tmp_path}/sources']), ('run', answers('no wheel'))):
+        monkeypatch.setattr(block, name, answer)
+    made = instance_of(block.PythonVenv, {'stop': None}, lock_file=f'{tmp_path}/a.lock')
+    made.look_for_wheels = answers('WARNING: b has bad hash ')
+    made.python_with_pip = lambda python, _: python
+    made.look_at_indexes = lambda _: (answering, silent)
+
+    def download(command, env):
+        ran.append((command, env, open(command[-1]).read()))
+        return int(bool(silent)), 'ERROR: other'
+    made.run_download = download
+    if own:
+        (tmp_path / 'a-1-py3-none-any.whl').touch()
+    if silent:
+        assert error_of(made.download_wheels, 'python').startswith(
+            f'Downloading the packages of {tmp_path}/a.lock failed (to {tmp_path}/sources/p/PyTorch/wheels). No answer from {silent[0]}. ')
+    else:
+        made.download_wheels('python')
+    (command, env, lock), = ran
+    pip = f'python -s -m pip download --require-hashes --only-binary :all: --progress-bar off --disable-pip-version-check --dest ' \
+          f'{tmp_path}/sources/p/PyTorch/wheels --retries 2 {"--no-deps " * own}--requirement'
+    assert ' '.join(command[:-1]) == pip
+    assert {name: value for name, value in (env or {}).items() if os.environ.get(name) != value} == (
+        {} if not silent else {'PIP_INDEX_URL': 'https://a/', 'PIP_EXTRA_INDEX_URL': 'https://a/ https://b/'} if answering else {
+            'PIP_NO_INDEX': '1'})
+    assert lock.startswith('--extra-index-url') == (not silent) and ('A==1' in lock) == (not own) and 'b==2' in lock
+    assert made.said == ['b has bad hash', 'downloading the packages of a.lock with pip...']
+    assert (tmp_path / 'sources/p/PyTorch/wheels/a-1-py3-none-any.whl').exists() == own
+
+
+def test_large_files_are_named(load_block):
+    made = instance_of(load_block('generic.pythonvenv').PythonVenv)
+    script = ("echo '  Downloading https://x/a-1.whl (3.0 MB)'; echo 'Using cached b-1.whl.metadata (1 GB)' >&2; "
+              "echo 'Downloading c-1.whl (9 kB)'; echo $PYTHONUNBUFFERED; exit 3")
+    assert made.run_download(['sh', '-c', script], None)[0] == 3
+    assert made.said == ['  a-1.whl (3.0 MB)', '  b-1.whl (1 GB, pip has it)']
+    assert made.run_download(['sh', '-c', 'echo $A $PYTHONUNBUFFERED'], {'A': 'B'}) == (0, 'B 1\n')
+
+
+def test_cudnn_by_what_its_libraries_need(load_block, monkeypatch, tmp_path):
+    cray = load_block('pytorch_cray')
+    (tmp_path / 'libcudnn_ops.so').touch()
+    for needed, wrong in (('libcublas.so.11', True), ('libcublasLt.so.11', True), ('libcublas.so.12', False), ('libz.so.1', False)):
+        monkeypatch.setattr(cray, 'needed_libraries', lambda _, needed=needed: [needed])
+        if wrong:
+            assert error_of(cray.check_cudnn, '/opt/cudnn', str(tmp_path), '12.4').startswith('cuDNN in /opt/cudnn is for CUDA 11, ')
+        else:
+            cray.check_cudnn('/opt/cudnn', str(tmp_path), '12.4')

@@ -120,7 +120,12 @@ def aborted(rank):
         work = dist.irecv(torch.ones(3), 1 - rank, group=group)
         group._get_backend(torch.device('cpu')).abort()
         work.wait()
-    attempts(abort)
+
+    def abort_operation(group):
+        work = dist.irecv(torch.ones(3), 1 - rank, group=group)
+        work.abort()
+        work.wait()
+    attempts(abort, abort_operation)
 
 
 def forked(_):
