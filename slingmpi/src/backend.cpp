@@ -307,8 +307,7 @@ void multiply_first(const ReduceOp& op, const at::Tensor& memory) {
   if (op.op_ != ReduceOp::PREMUL_SUM) {
     return;
   }
-  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(factor != nullptr, "PREMUL_SUM has no factor: make it with torch.distributed._make_nccl_premul_sum");
+  const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (factor->tensor_factor.defined()) {
     memory.mul_(factor->tensor_factor.to(memory.device()));
   } else {

@@ -199,10 +199,6 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void Operation::abort() {
-  Engine::get().fail(*communicator_, "an operation of it was aborted by the program");
-}
-
 Engine& Engine::get() {
   static auto* engine = new Engine;    // never destroyed: threads of Python may outlive static objects
   return *engine;
@@ -382,7 +378,6 @@ void Engine::fail(Communicator& communicator, const std::string& why) {
 }
 
 void Engine::run() {
-  pthread_setname_np(pthread_self(), "slingmpi");
   prctl(PR_SET_TIMERSLACK, 1000UL);    // short naps are short: 50 us more by default
   sigset_t signals;
   sigfillset(&signals);

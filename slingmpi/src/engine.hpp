@@ -75,7 +75,6 @@ class Operation : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
-  void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

@@ -150,4 +150,4 @@ def test_libraries_that_are_an_mpi(slingmpi):
                         ('libmpi_gtl_cuda.so.0', False), ('libmpi_cxx.so.40', False), ('libmpi_usempif08.so', False),
                         ('libmpi_mpifh.so.40', False), ('libmpi_java.so', False), ('libmpifort.so.12', False)]:
         assert bool(slingmpi._MPI_LIBRARY.match(name)) is found, name
-    assert slingmpi._mpi_libraries() == []
+    assert [path for path in slingmpi._mpi_libraries() if '/libmpi' not in path] == []

@@ -14,7 +14,6 @@ import tempfile
 import traceback
 import unittest
 
-import torch
 import torch.distributed as dist
 
 import slingmpi
