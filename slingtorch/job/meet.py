@@ -3,7 +3,12 @@
 The nodes of a job meet in PyTorch's own TCPStore at MASTER_ADDR and MASTER_PORT, which the training's
 init_process_group() opens a moment later. Nothing else listens. Used in processes with PyTorch: probe.py, pairs.py.
 
+Whoever reaches the store can write into it, and newer releases list its keys. So rank 0's node gives the other nodes a
+random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256). Where
+rank 0's node has no MUNGE, everything is believed.
+
 Keys in the store (all JSON within the bounds of messages.py):
+    secret              as a credential; '' where there is no MUNGE
     nodes               how many have come; each takes its number from it; rank 0's node is 0
     come-N              first message of node N: {'node', 'rank', 'ranks'}
     go                  answer of rank 0's node: {'now', 'nodes', 'go'}
@@ -12,6 +17,9 @@ Keys in the store (all JSON within the bounds of messages.py):
 """
 import contextlib
 import datetime
+import hashlib
+import hmac
+import os
 import socket
 import time
 
@@ -31,31 +39,90 @@ class NotMet(Exception):
     """The nodes cannot meet."""
 
 
+class Unsigned(ValueError):
+    """Somebody else has written this."""
+
+
 class Store:
     """
     A client of the store. Rank 0's first one is the server, except under torchrun, whose agent is.
 
     :param seconds: limit for each answer; connections of strangers delay the store by up to 5 s each (look_up())
+    :param first: whether this is the process's first client, and on rank 0 the one that makes the key
     :raises NotMet: the store cannot be reached, or the port is taken
     """
+
+    secret = b''
 
     def __init__(self, environ: 'Any', seconds: float, first: bool = True) -> None:
         import torch.distributed as dist
         self.environ, self.seconds, self.number = environ, seconds, 0
-        master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
-        whole = self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None, master,
-                          datetime.timedelta(seconds=seconds), False)
-        self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'),
-                                      whole)    # type: Any
+        master = first and environ['RANK'] == '0'
+        self.store = self.whole = dist.PrefixStore(
+            'slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'),
+            self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None,
+                      master and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True',
+                      datetime.timedelta(seconds=seconds), False))     # type: Any
         self.count('here')
+        if master:
+            self.share_secret()
 
     def another(self) -> 'Store':
         """A new client for another thread: while one waits, other threads cannot use it."""
-        return Store(self.environ, self.seconds, False)
+        store = Store(self.environ, self.seconds, False)
+        store.use(self.secret)
+        return store
+
+    def use(self, secret: bytes) -> None:
+        """Hide and sign all further keys with this secret, if it is not empty."""
+        if secret:
+            import torch.distributed as dist
+            self.secret = secret
+            self.store = dist.PrefixStore(self.sign('prefix', b''), self.whole)
+
+    def share_secret(self) -> None:
+        """On rank 0's node: make a secret, if there is MUNGE."""
+        from . import munge     # only here: it needs ctypes
+        secret, credential = os.urandom(32), ''
+        with contextlib.suppress(munge.NoMunge):
+            credential = munge.Munge().seal(secret)
+        self.call(self.store.set, 'secret', credential)
+        self.use(secret if credential else b'')
+
+    def get_secret(self, end: float) -> None:
+        """
+        On other nodes. :raises NotMet: there is no secret by the time `end`, another user has put it there, or rank 0's
+        node has MUNGE and this one does not
+        """
+        from . import munge
+        self.wait('secret', end)
+        credential = self.raw(['secret'])[0].decode('ascii', 'replace')
+        try:
+            self.use(munge.Munge().open(credential) if credential else b'')
+        except munge.NoMunge as err:
+            raise NotMet("MUNGE answers on rank 0's node, but not on this one (%s): see systemctl status munge" % err)
+        except ValueError:
+            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell your "
+                         "centre" % self.environ['MASTER_PORT'])
+
+    def sign(self, key: str, data: bytes) -> str:
+        """The signature of a message under this key; '' without a secret."""
+        return hmac.new(self.secret, key.encode() + b'=' + data, hashlib.sha256).hexdigest() if self.secret else ''
 
     def put(self, key: str, thing: 'Any') -> None:
         """Store a message under this key. :raises NotMet: the store is gone"""
-        self.call(self.store.set, key, messages.dump(thing).decode())
+        data = messages.dump(thing)
+        self.call(self.store.set, key, self.sign(key, data) + data.decode())
+
+    def load(self, key: str, data: bytes) -> 'Any':
+        """
+        The message that was found under this key. :raises Unsigned: somebody else has written it
+        :raises ValueError: it is no message
+        """
+        signature, data = (data[:64], data[64:]) if self.secret else (b'', data)
+        if not hmac.compare_digest(signature, self.sign(key, data).encode()):
+            raise Unsigned("another user wrote %s into PyTorch's store" % key)
+        return messages.load(data)
 
     def count(self, key: str, more: int = 0) -> int:
         """Add to a counter; returns its new value. :raises NotMet: the store is gone"""
@@ -79,12 +146,23 @@ class Store:
         Wait for the message under a key. :raises NotMet: there is none by the time `end`, or the store is gone
         :raises ValueError: the value is not a message
         """
+        self.wait(key, end)
+        while True:
+            try:
+                return self.load(key, self.raw([key])[0])
+            except Unsigned:    # rank 0 may write there later
+                if time.monotonic() > end:
+                    raise
+            time.sleep(messages.LOOK)
+
+    def wait(self, key: str, end: float) -> None:
+        """Wait until a key exists. :raises NotMet: it does not by the time `end`, or the store is gone"""
         seconds = max(0.05, end - time.monotonic())
         self.call(self.store.wait, [key], datetime.timedelta(seconds=seconds))
-        return messages.load(self.raw([key])[0])
 
     def join(self, said: dict, end: float) -> 'Any':
         """As a node but rank 0's: say this at first; returns the answer 'go'."""
+        self.get_secret(end)
         self.number = self.count('nodes', 1)
         self.put('come-%d' % self.number, said)
         return self.get('go', end)
@@ -102,9 +180,12 @@ class Store:
         """The messages stored so far as NAME-<number>: {number: message, None if it has another form}."""
         found, there = {}, [number for number in numbers if self.is_there('%s-%d' % (name, number))]  # type: dict, list
         for number, data in zip(there, self.raw(['%s-%d' % (name, number) for number in there])):
-            said = None     # type: Any
-            with contextlib.suppress(ValueError):
-                said = messages.load(data)
+            try:
+                said = self.load('%s-%d' % (name, number), data)
+            except Unsigned:
+                continue    # the node itself may write there later
+            except ValueError:
+                said = None
             found[number] = said if messages.has_form(said, form) else None
         return found
 

@@ -79,27 +79,26 @@ class Exchange:
             work.wait()
         return time.monotonic() - begin
 
-    def pair(self, group: 'Any', store: 'Any', rank: int, end: float) -> float:
+    def pair(self, group: 'Any', store: meet.Store, rank: int, key: str, end: float) -> float:
         """Send and receive, one after the other; returns the mean of both directions, in bytes per second."""
-        size, speed = 4, ''
+        size, speed = 4, 0.0
         while size:
             transfers = [group.send, group.recv] if rank == 0 else [group.recv, group.send]
             seconds = sum(self.volley(transfer, 1 - rank, size, end) for transfer in transfers)
             if rank == 0:   # the last one to receive
                 more = max(FIRST, size * FACTOR) if seconds < ENOUGH or size < FIRST else 0
-                store.set(str(size), '%d %r' % (more, 2 * size / seconds))
-            more, speed = store.get(str(size)).decode().split()
-            size = int(more)
-        return float(speed)
+                store.put('%s-%d' % (key, size), [more, 2 * size / seconds])
+            size, speed = store.get('%s-%d' % (key, size), end)
+        return speed
 
     def meet(self, store: meet.Store, rank: int, key: str) -> None:
         """Measure with another node, in a thread."""
         group = None    # type: Any
         try:
             # a client of its own, since threads cannot share one
-            own = self.dist.PrefixStore('%s-%s' % (key, self.gpu), store.another().store)
-            group = self.group(own, rank, 2)
-            self.best = max(self.best, self.pair(group, own, rank, time.monotonic() + LIMIT) / 1e9)
+            own, key = store.another(), '%s-%s' % (key, self.gpu)
+            group = self.group(self.dist.PrefixStore(key, own.store), rank, 2)
+            self.best = max(self.best, self.pair(group, own, rank, key, time.monotonic() + LIMIT) / 1e9)
         except BaseException as err:    # every error is an answer
             self.why = first_lines(err)[:300]
             if group and self.gpu is not None:

@@ -40,7 +40,7 @@ what it left in /tmp of the nodes."""
 FAULTS = {}
 
 HARM_OF_ANOTHER_KIND = (
-    'quota of 4 percent', 'home is missing',
+    'quota of 4 percent', 'home is missing', 'another user overwrites the secret',
 )
 """That are stopped although this training does not break, or named in other ways than its outcome alone asks for."""
 IN_EVERY_RUN = (
@@ -50,6 +50,7 @@ IN_EVERY_RUN = (
     'library is truncated on one node', 'other torch on one node', 'clocks are apart', 'sound', 'mtu black hole',
     'packets 30 a second', 'ports refused by firewall', 'nodes cannot reach each other', 'own name is 127 0 1 1',
     'master addr is localhost', 'master port answers', 'gloo interface is not there',
+    'another user writes into the store',
 )
 """One of each kind; the others by the program alone."""
 

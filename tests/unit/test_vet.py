@@ -371,13 +371,13 @@ def test_no_round_is_no_verdict(count, capsys):
 def test_the_speed_of_a_pair_is_the_mean_of_both_directions(monkeypatch, rank):
     """Of the largest volley: 4 MiB there in 0.1 s and back in 0.3 s. What rank 0 has measured counts for both."""
     sent, seconds = [], {'send': 0.1, 'recv': 0.3}
-    answers = {'4': b'65536 1.0', '65536': b'524288 2.0', '524288': b'4194304 3.0', '4194304': b'0 20971520.0'}
-    store = types.SimpleNamespace(set=lambda key, value: answers.update({key: value.encode()}), get=answers.get)
+    answers = {'p-4': [65536, 1.0], 'p-65536': [524288, 2.0], 'p-524288': [4194304, 3.0], 'p-4194304': [0, 20971520.0]}
+    store = types.SimpleNamespace(put=lambda key, thing: answers.update({key: thing}), get=lambda key, _: answers[key])
     one = pairs.Exchange.__new__(pairs.Exchange)
 
     def volley(transfer, other, size, _):
         sent.append(size)
         return seconds[transfer] * (1 if size > 2 << 20 else 1e-3)
     monkeypatch.setattr(one, 'volley', volley)
-    speed = one.pair(types.SimpleNamespace(send='send', recv='recv'), store, rank, 0)
+    speed = one.pair(types.SimpleNamespace(send='send', recv='recv'), store, rank, 'p', 0)
     assert speed == pytest.approx(2 * (4 << 20) / 0.4) == 20971520 and sent[::2] == [4, 64 << 10, 512 << 10, 4 << 20]
