@@ -329,7 +329,6 @@ class Singularity(RunScripts):
                     digest = transfer_image(transfer, origin, target)
                 else:
                     digest = sha256(target)
-                check_sif(target)
                 with open(target, 'rb') as stream:
                     os.fsync(stream.fileno())  # a file system may report only now that it is full
             except OSError as err:

@@ -234,8 +234,8 @@ def test_conda_without_network(own_site):
 # --- other flavours
 
 def test_processors_alone(site, without_ccache):
-    """And without ccache."""
-    options, environ = site.works(drop=NO_GPU, env=without_ccache)
+    """And without ccache, and without the patch for GPUs."""
+    options, environ = site.works(drop=NO_GPU, env=without_ccache, replace=WITHOUT_PATCH)
     expected = {'USE_CUDA': '0', 'USE_NCCL': '0', 'USE_CUDNN': '0', 'USE_MPI': '1', 'USE_ROCM': '0', 'USE_CCACHE': '0'}
     assert {name: options[name] for name in expected} == expected
     assert 'gtl' not in environ['LDFLAGS']
