@@ -188,16 +188,6 @@ def bench(tmp_path, lmod):
     return Bench(tmp_path, lmod)
 
 
-def test_failed_rebuild_leaves_the_plugin(bench):
-    easyconfig = bench.easyconfig()
-    bench.run(easyconfig)
-    module, library = bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua', bench.root() / 'lib/libnccl-net.so'
-    before = module.read_text(), library.read_bytes()
-    assert 'is restored' in bench.error(bench.easyconfig(lib='nothing.so'), '--rebuild')
-    assert (module.read_text(), library.read_bytes()) == before
-    assert os.listdir(bench.root().parent) == ['1.6.0'] and os.listdir(module.parent) == ['1.6.0.lua']
-
-
 # --- the tables
 
 

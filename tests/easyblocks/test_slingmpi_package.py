@@ -145,40 +145,6 @@ def test_ranks_that_do_not_meet(slingmpi):
         'ranks with the launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
 
 
-class Numbers(list):
-    """A tensor."""
-
-    def tolist(self):
-        return list(self)
-
-
-@pytest.mark.parametrize('rank, master, told', [(0, 'n1', b'n1 29'), (0, None, b'me 29'), (1, 'x', b'n1 29')])
-def test_store_of_mpi(slingmpi, monkeypatch, rank, master, told):
-    """On rank 0's host, whose name and port the others are told."""
-    torch, dist, seen = sys.modules['torch'], slingmpi.dist, []
-    torch.uint8, torch.zeros, torch.tensor = None, lambda size, dtype: Numbers([0] * size), lambda numbers, dtype: numbers
-    monkeypatch.setattr(slingmpi.socket, 'gethostname', lambda: 'me')
-    monkeypatch.setenv('MASTER_ADDR', master) if master else monkeypatch.delenv('MASTER_ADDR', raising=False)
-
-    class Store:
-        def __init__(self, *words, **options):
-            seen.append((words, options))
-            self.port = 29
-
-    def broadcast(tensors, options):
-        assert rank or bytes(tensors[0][:len(told) + 1]) == told + b'\0'
-        tensors[0][:len(told)] = told
-        return SimpleNamespace(wait=lambda: None)
-    dist.TCPStore, dist.BroadcastOptions = Store, object
-    slingmpi._load = lambda: SimpleNamespace(start=lambda: (rank, 2))
-    slingmpi._group = lambda members, timeout, name: seen.append((members, timeout, name)) or SimpleNamespace(broadcast=broadcast)
-    (store, *world), = slingmpi._rendezvous('mpi://', timeout=SECOND)
-    host = told.decode().split()[0]
-    made = [(host, 29, 2, False, SECOND), {}] if rank else [(host, 0, 2, True, SECOND), {'wait_for_workers': False}]
-    assert isinstance(store, Store) and world == [rank, 2] and sorted(seen, key=str) == sorted(
-        [tuple(made), ([0, 1], SECOND, 'store')], key=str)
-
-
 def test_libraries_that_are_an_mpi(slingmpi):
     for name, found in [('libmpi.so.40', True), ('libmpich.so.12', True), ('libmpi_gnu_123.so.12', True), ('libmpi_cray.so.12', True),
                         ('libmpi_gtl_cuda.so.0', False), ('libmpi_cxx.so.40', False), ('libmpi_usempif08.so', False),

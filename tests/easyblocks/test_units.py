@@ -138,6 +138,18 @@ def test_script_without_the_function_that_undoes_it(load_block, tmp_path):
         made.add_to_script(str(tmp_path), 'activate', '. file\n', 'deactivate () {\n', '    . own\n')
 
 
+@pytest.mark.parametrize('problem, said', [('', 0), ('no python3.10', 1)])
+def test_packages_of_the_user_on_another_image(load_block, tmp_path, problem, said):
+    path = tmp_path / 'user-software/venv/mine'
+    path.mkdir(parents=True)
+    made = instance_of(load_block('generic.singularity').Singularity, {'preset_venv': 'mine'}, installdir=str(tmp_path))
+    made.container_problem = lambda *words: '' if words == ('true',) else problem
+    made.make_preset_venv(f'{tmp_path}/user-software')
+    assert made.said == said * [
+        f'The virtual environment {path} was kept, but does not work with this image (does it have another Python?). To make it '
+        f"again: move {tmp_path}/user-software away (also a .squashfs beside it), then run 'eb --rebuild '"]
+
+
 @pytest.mark.parametrize('memory, jobs, warns', [(40, 10, False), (1000, 64, False), (3, 1, True), (None, 64, False)])
 def test_jobs_that_memory_allows(load_block, monkeypatch, memory, jobs, warns):
     monkeypatch.setattr(load_block('pytorch_cray').Machine, 'free_memory', lambda _: (memory and memory << 30, ''))
@@ -432,37 +444,6 @@ def test_what_is_put_beside_an_image(load_block, monkeypatch, tmp_path):
     expected('\n'.join(lines[:before] + made.said) + '\n', 'easyblocks/image', [(tmp_path, 'TMP')])
 
 
-def test_packages_that_a_user_adds_to_an_image(load_block, tmp_path):
-    """The environment is made in the container, and sees the packages of the image's own; not twice."""
-    block, ran, path = load_block('generic.singularity'), [], tmp_path / 'user-software/venv/mine'
-    made = instance_of(block.Singularity, {'preset_venv': 'mine', 'container_python': 'python3'}, installdir=str(tmp_path))
-    made.cfg.filename = lambda: 'Small.eb'
-    packages = path / 'lib/python3.10/site-packages'
-
-    def inside(*words, **_):
-        ran.append(words[:2] if '-c' in words else words)
-        if 'venv' in words:
-            packages.mkdir(parents=True)
-        return SimpleNamespace(exit_code=int(code and 'venv' in words), output='/opt/venv/site-packages\n')
-    made.inside, code = inside, 1
-    assert error_of(made.make_preset_venv, f'{tmp_path}/user-software') == (
-        'Making the virtual environment mine failed:\n/opt/venv/site-packages\nIf the disk is not full: the image may have no '
-        "'python3' or no venv for it. Then set container_python, or preset_venv = None")
-    assert os.listdir(path.parent) == ['mine.unfinished']
-    code = 0
-    made.make_preset_venv(f'{tmp_path}/user-software')
-    assert ran[3:] == [('true',), ('python3', '-c'), ('python3', '-m', 'venv', '--system-site-packages', '/user-software/venv/mine')]
-    assert (packages / 'image.pth').read_text() == '/opt/venv/site-packages\n' and os.listdir(path.parent) == ['mine']
-    assert made.said == ['making the virtual environment mine...'] * 2
-    made.make_preset_venv(f'{tmp_path}/user-software')
-    assert ran[6:] == [('true',), ('/user-software/venv/mine/bin/python', '-c')]
-    made.container_problem = lambda *words: '' if words == ('true',) else 'no python3.10'
-    made.make_preset_venv(f'{tmp_path}/user-software')
-    assert made.said[2] == (
-        f'The virtual environment {path} was kept, but does not work with this image (does it have another Python?). To make '
-        f"it again: move {tmp_path}/user-software away (also a .squashfs beside it), then run 'eb --rebuild Small.eb'")
-
-
 def test_extension_for_an_mpi(load_block, monkeypatch):
     """Its variables, and what is said of a compiler that is not right."""
     block, done = load_block('generic.environmentpackage'), []
@@ -546,29 +527,6 @@ def test_runscripts_that_are_not_renewed(load_block):
     made.renew_scripts()
     assert made.said == ['Only the module was renewed, not the runscripts: not yours. The owner of /inst can renew them with the '
                          'same command', 'runscripts renewed in /inst']
-
-
-def test_pytorch_that_does_not_compile(load_block, monkeypatch):
-    """The lines that say why, else the last ones; and whether a next run resumes."""
-    cray = load_block('pytorch_cray')
-    output = ''.join(f'line {number}\n' for number in range(30))
-    errors = 'FAILED: a.o\na.cpp:1: error: b\nKilled signal terminated\nCMake Error: c\n'
-
-    def fails(self):
-        raise cray.RunShellCmdError(SimpleNamespace(cmd='make', exit_code=2, work_dir='/', output=self.output, stderr='',
-                                                    out_file='/log', err_file=None, cmd_sh='', thread_id=0, task_id=0), ())
-    monkeypatch.setattr(cray.EB_PyTorch, 'install_step', fails)
-    monkeypatch.setattr(cray.PythonEnvironment, 'install_step', fails)
-    made = instance_of(cray.EB_PyTorch_Cray, compiles_through_ccache=True)
-    rest = ('All output is in /log. If a compiler was killed, memory was too small: eb --max-parallel=N. After fixing the error, '
-            'run the same command again; ')
-    made.output = output + errors
-    assert error_of(made.install_step) == (f'Building PyTorch failed (exit status 2):\n{errors}{rest}ccache has what was '
-                                           'compiled')
-    made.output, made.compiles_through_ccache = output, False
-    assert error_of(made.install_step) == (
-        'Building PyTorch failed (exit status 2):\n' + output.partition('line 9\n')[2] + rest + 'it starts from scratch, but '
-        'with ccache in $PATH it resumes')
 
 
 def test_slingmpi_that_cannot_be_built(load_block, monkeypatch, tmp_path):
@@ -709,3 +667,28 @@ def test_cudnn_by_what_its_libraries_need(load_block, monkeypatch, tmp_path):
             assert error_of(cray.check_cudnn, '/opt/cudnn', str(tmp_path), '12.4').startswith('cuDNN in /opt/cudnn is for CUDA 11, ')
         else:
             cray.check_cudnn('/opt/cudnn', str(tmp_path), '12.4')
+
+
+WHEEL = {'hip': None, 'cuda': '12.9', 'nccls': {'/env/libnccl.so.2': 22707}}
+
+
+@pytest.mark.parametrize('found, versions, plugin, apis, needed, wrong', [
+    ({}, {'CUDA': '12.4'}, '/p/plugin.so', {10}, 'libcudart.so.12', []),
+    ({'cuda': None}, {}, None, (), '', ['PyTorch in this environment is a CPU build without NCCL: the lock file names the wrong '
+                                        'wheel (+cpu?)']),
+    ({}, {}, None, (), '', ["NCCL would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and $NCCL_NET_PLUGIN "
+                            "is not set to one. Does the plugin's module set them?"]),
+    ({'nccls': {'/a/libnccl.so': 22707, '/b/libnccl.so': 22707}}, {'CUDA': '13.0'}, '/p/plugin.so', {10}, 'libcudart.so.13', [
+        'The process has two NCCL libraries, each with its own network: /a/libnccl.so and /b/libnccl.so. Remove one of the packages '
+        'from the lock file',
+        'The PyTorch wheel is for CUDA 12.9, but the module among the dependencies is for CUDA 13.0: the major versions must be the '
+        'same',
+        'The PyTorch wheel is for CUDA 12.9, but the plugin /p/plugin.so is for CUDA 13: the major versions must be the same']),
+    ({'cuda': None, 'hip': '6.4'}, {'ROCm': '6.4.1'}, '/p/plugin.so', {4, 5}, 'libamdhip64.so.6', [
+        'RCCL 2.27.7 of the wheel accepts ncclNetPlugin_v6 to v10, but the plugin /p/plugin.so has v4, v5: use another release of '
+        'the plugin (docs/easyconfigs.md has the table)'])])
+def test_wheel_and_plugin(monkeypatch, found, versions, plugin, apis, needed, wrong):
+    monkeypatch.setattr(process, 'find_plugin', lambda _: plugin)
+    monkeypatch.setattr(process, 'exported_apis', lambda _: apis)
+    monkeypatch.setattr(process, 'needed_libraries', lambda _: [needed])
+    assert process.check_wheel({**WHEEL, **found}, versions)[0] == wrong
