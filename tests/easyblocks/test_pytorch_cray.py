@@ -276,4 +276,4 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     assert re.search(r"error: .missing. undeclared", said)
     assert 'FAILED: caffe2/CMakeFiles/torch_cpu.dir/libtorch_cpu.so' in said
     assert ('If a compiler was killed, memory was too small: eb --max-parallel=N. After fixing the error, run the same command '
-            'again; it') in said
+            'again; ') in said

@@ -692,3 +692,11 @@ def test_wheel_and_plugin(monkeypatch, found, versions, plugin, apis, needed, wr
     monkeypatch.setattr(process, 'exported_apis', lambda _: apis)
     monkeypatch.setattr(process, 'needed_libraries', lambda _: [needed])
     assert process.check_wheel({**WHEEL, **found}, versions)[0] == wrong
+
+
+@pytest.mark.parametrize('code, python', [(0, 'python3'), (1, '/work/venv')])
+def test_python_without_pip(load_block, monkeypatch, code, python):
+    block, ran = load_block('generic.pythonvenv'), []
+    monkeypatch.setattr(block, 'run', lambda *words: ran.append(words) or SimpleNamespace(exit_code=code))
+    made = instance_of(block.PythonVenv, make_venv=lambda python, path: path)
+    assert made.python_with_pip('python3', '/work') == python and ran == [('python3', '-s', '-c', 'import pip')]
