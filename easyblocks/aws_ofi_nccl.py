@@ -68,7 +68,11 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         super().__init__(*args, **kwargs)
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
-        self.is_rccl_plugin = self.name.lower() == RCCL_PLUGIN
+
+    @property
+    def is_rccl_plugin(self):
+        """Whether this is AMD's own plugin."""
+        return self.name.lower() == RCCL_PLUGIN
 
     def obtain_config_guess(self, *args, **kwargs):
         """Download nothing: configure has its own config.guess."""

@@ -207,7 +207,6 @@ def plugin(block, version, name='aws-ofi-nccl', configopts=''):
     """An instance that knows its name, version and configopts only."""
     instance = object.__new__(block.EB_aws_minus_ofi_minus_nccl)
     instance.cfg = Config(name=name, version=version, configopts=configopts)
-    instance.is_rccl_plugin = name == 'aws-ofi-rccl'
     instance.installdir = '/nowhere'
     instance.dry_run = False
     return instance

@@ -352,6 +352,7 @@ def test_scripts_that_activate(load_block, tmp_path, conda):
     (tmp_path / 'root/bin').mkdir(parents=True)
     for name, text in (('activate', 'deactivate () {\n}\n'), ('activate.csh', '#\n'), ('activate.fish', '#\n')):
         (tmp_path / 'root/bin' / name).write_text(text)
+    assert made.should_use_ebpythonprefixes() is False
     made.write_activation(f'{tmp_path}/new', {'RUNSCRIPTS': '/r'}, {'LD_LIBRARY_PATH': ['/n', '/p'], 'NONE': []})
     new = {str(path.relative_to(tmp_path / 'new')): path.read_text() for path in sorted((tmp_path / 'new').rglob('*.*h'))}
     text = ''.join(f'== {name}\n{text}' for name, text in new.items() if name.startswith('etc/'))
