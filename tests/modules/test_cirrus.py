@@ -56,7 +56,7 @@ def test_options_of_horovod(installed):
         assert not os.path.exists(stubs) or os.path.basename(os.readlink(f'{stubs}/libcuda.so.1')) == 'libcuda.so'
     assert options == wanted
     assert (environ.get('CUDA_PATH'), environ['MPICC']) == (wanted.get('HOROVOD_CUDA_HOME'), 'mpicc')
-    assert environ['LDFLAGS'] == f'-Wl,--disable-new-dtags -Wl,-rpath,{tree.openmpi}/lib'
+    assert environ['LDFLAGS'] == f'-Wl,--disable-new-dtags -Wl,-rpath,{tree.mpich}/lib'
     assert (environ['CC'], environ['CXX']) == (f'{tree.openmpi}/bin/mpicc', f'{tree.openmpi}/bin/mpicxx')
     assert re.match(r'-j\d+$', environ['MAKEFLAGS']) and built(installed)['python'] == str(installed.root / 'bin/python')
 
