@@ -195,8 +195,7 @@ def header(report: Report, seconds: float) -> str:
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
     if 'seconds import' in report.facts:
-        lines.append('times:  import torch %.2g s (slowest rank, rounded up by at most a quarter)' % max(
-            map(float, report.facts['seconds import'])))
+        lines.append('times:  import torch about %g s (slowest rank)' % max(map(float, report.facts['seconds import'])))
     return '\n'.join(lines)
 
 

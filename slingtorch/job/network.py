@@ -14,6 +14,7 @@ import threading
 import time
 
 from .kinds import Any, Callable, Mapping
+from .messages import until
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
@@ -21,6 +22,8 @@ ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
 STEP, LOOK = 9, 0.25
 # states of TCP (Linux net/tcp_states.h)
 CONNECTING, LISTENING = 2, 10
+# seconds in which a new connection is answered: TCP sends its first segment again after 1 and 3 s
+ANSWER = 4
 # ip_local_port_range as Linux has it (ip(7))
 LINUX_PORTS = '32768 60999'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
@@ -67,8 +70,9 @@ LOSS, RESENT = 0.05, 5
 
 def connections() -> list:
     """
-    This process's own TCP sockets: dictionaries with state, here (address), resent and sent (segments), again (how
-    often the segment under way was resent), underway (unacknowledged segments), trip (shortest round trip in seconds).
+    This process's own TCP sockets: dictionaries with state, here (address), there (address and port of the other end,
+    if it is connected), resent and sent (segments), again (how often the segment under way was resent), underway
+    (unacknowledged segments), trip (shortest round trip in seconds).
     """
     found = []
     for name in os.listdir('/proc/self/fd'):
@@ -85,10 +89,31 @@ def connections() -> list:
                 here = own.getsockname()[0]
             except OSError:
                 continue    # not a TCP socket
-            words = struct.unpack('36I', told[8:].ljust(144, b'\0'))   # older kernels have fewer
-            found.append({'state': told[0], 'again': told[2], 'here': here, 'underway': words[4], 'resent': words[23],
-                          'sent': words[32], 'trip': words[35] / 1e6})
+            words, there = struct.unpack('36I', told[8:].ljust(144, b'\0')), ('', 0)    # older kernels have fewer
+            with contextlib.suppress(OSError):
+                there = own.getpeername()[:2]
+            found.append({'state': told[0], 'again': told[2], 'here': here, 'there': there, 'underway': words[4],
+                          'resent': words[23], 'sent': words[32], 'trip': words[35] / 1e6})
     return found
+
+
+def unanswered(port: int, count: int) -> int:
+    """How many of this number of new connections get no answer at a port to which this process has a connection."""
+    address = next((entry['there'] for entry in connections() if entry['there'][1] == port), ())    # type: tuple
+    opened = []     # type: list
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):      # few open files: limits.py reports it
+            for _ in range(count if address else 0):
+                own = socket.socket(socket.AF_INET6 if ':' in address[0] else socket.AF_INET)
+                opened.append(stack.enter_context(own))
+                own.setblocking(False)
+                own.connect_ex(address)
+
+        def waiting() -> int:
+            return sum(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CONNECTING for own in opened)
+
+        until(lambda: not waiting(), time.monotonic() + ANSWER)
+        return waiting()
 
 
 def addresses(name: str) -> list:

@@ -99,8 +99,8 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     """Report what the process with PyTorch says, {} without one; returns the libraries that it maps."""
     plugin, mapped = report.value('plugin'), probe.get('maps', [])
     if 'imported' in probe:
-        # in steps of a quarter, so that ranks with about the same time are counted together
-        report.fact('seconds import', '%.2g' % round_up(probe['imported']))
+        # with one digit, so that ranks with about the same time are counted together
+        report.fact('seconds import', '%.1g' % probe['imported'])
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
@@ -109,6 +109,11 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
+    if probe.get('unanswered', [0])[0]:
+        report.add('yellow', 'network', "%d of %d new connections to rank 0's node got no answer within %d s, although "
+                   "others to the same port did: a firewall limits how many are opened in a time (its rate of SYN), or "
+                   "packets get lost" % (*probe['unanswered'], network.ANSWER),
+                   "have the centre lift this limit between the nodes of a job")
     if probe:
         check_libraries(report, mapped, machine)
     carrier, provider = probe.get('network'), probe.get('provider')
@@ -148,8 +153,8 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     speed = network.ROW[-1][0] / told['seconds'] / 1e9     # each node sends and receives it once
     card, rate = max(machine.line_rates().items(), key=lambda item: item[1], default=('', 0))
     for wrong, text, remedy in (
-            (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "
-             "the line rate of %s is %g GB/s" % (round_up(speed), card, rate),
+            (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.1g GB/s, but "
+             "the line rate of %s is %g GB/s" % (speed, card, rate),
              "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes"),
             (told['trip'] > network.FAR, "the shortest round trip to other nodes takes more than %g ms"
              % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"
@@ -160,11 +165,3 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
              "ask the centre to check cables, ports and switches; vet finds the node")):
         if wrong:
             report.add('yellow', 'network', text, remedy)
-
-
-def round_up(seconds: float) -> float:
-    """Round up in steps of a quarter, so that few different numbers remain."""
-    step = 0.05
-    while step < seconds:
-        step *= 1.25
-    return step

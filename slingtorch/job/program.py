@@ -11,7 +11,7 @@ import sys
 
 from . import rules
 from .kinds import Machine, Mapping, Optional, Report
-from .rules import Program, keywords, literal, read
+from .rules import Program, keywords, literal, named, read
 
 # bytes at the beginning and the end of a file to compare; words of a command line, and files, that are examined at most
 ENDS, MOST = 64 << 10, 50
@@ -19,6 +19,10 @@ ENDS, MOST = 64 << 10, 50
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+# calls that read what a path names, and those that make a path of others
+READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|exists|is(file|dir)|\w+Folder|'
+                   r'from_pretrained)$')
+JOINS = re.compile(r'(.*\.)?(join|Path|str)$')
 # what needs a compiler: torch.compile, also as a decorator, but for an eager backend, model.compile() and extensions
 COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)|cpp_extension'
 
@@ -84,6 +88,25 @@ def outputs(program: 'Program') -> dict:
                 '.': ('the working directory', False)}
 
 
+def read_only(program: 'Program') -> set:
+    """Texts in the program that all calls which get them, also by a name, read from; but rank 0 may read for all."""
+    names = {node.targets[0].id: literal(node.value) for node in program.nodes
+             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+    uses = {}   # type: dict
+    for call in [one for calls in program.calls.values() for one in calls if not JOINS.match(named(one))]:
+        for part in (inner for word in [*call.args, *keywords(call).values()] for inner in [word, *joined(word)]):
+            text = literal(part) or names.get(named(part))
+            writes = named(call).endswith('open') and re.search('[wax+]', str(literal(keywords(call).get(
+                'mode') or (call.args + [None, None])[1])))
+            uses.setdefault(text, []).append(READS.match(named(call)) and not writes and not program.by_rank(call))
+    return {text for text, reads in uses.items() if isinstance(text, str) and all(reads)}
+
+
+def joined(node: 'ast.AST') -> list:
+    """The parts of a path that a call joins."""
+    return getattr(node, 'args', []) if JOINS.match(named(node)) else []
+
+
 def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Report what is wrong with the script on this node; note in `details` what it writes and needs."""
     name = program_of(details['words'])[1]
@@ -112,10 +135,10 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
     details['compiles'] = program.mentions(COMPILES)
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
     texts = {text for text in map(literal, program.nodes)
-             if isinstance(text, str) and re.match(
-                 r'(?!/(dev|proc|sys|tmp)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
-    look_at_paths(report, [text for text in sorted(texts - set(details['written']))
-                           if os.path.isabs(text) or os.path.isfile(text)][:MOST])
+             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
+    certain = texts & read_only(program)    # what else lies in /tmp may be what another run has left
+    look_at_paths(report, [text for text in sorted(texts - set(details['written'])) if text in certain or (
+        os.path.isabs(text) or os.path.isfile(text)) and not text.startswith('/tmp/')][:MOST])
 
 
 def look_at_arguments(_: 'Machine', report: 'Report', details: dict) -> None:

@@ -24,6 +24,19 @@ FRAMEWORKS = rb'(import|from) +\w*(accelerat|lightning|deepspeed|horovod|ignite|
 LAUNCHED = ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')
 # what all ranks of a group must call
 COLLECTIVES = re.compile(r'(.*\.)?dist(ributed)?\.(barrier|(all_)?(reduce|gather)(_object)?|broadcast(_object_list)?)$')
+# calls that shuffle with the generator of a library: (their names, the names of those that seed it for all)
+SHUFFLES = (
+    (r'random\.shuffle$', r'random\.seed$'),
+    (r'(np|numpy)\.random\.(shuffle|permutation)$', r'(np|numpy)\.random\.seed$'),
+    (r'torch\.randperm$', r'(torch\.(random\.)?)?manual_seed$'))
+# own functions and those of other packages that seed every library, such as set_seed() or seed_everything()
+SEEDS_ALL = r'(.*\.)?(?!(manual_)?seed(_all)?$)\w*seed\w*$'
+# what gives each process a port of its own
+OWN_PORT = re.compile(r'getsockname|(free|open|unused)_?port|rand(int|range)')
+# what makes a path differ between ranks
+OWN_PATH = re.compile('(?i)rank|procid|localid|nodeid|getpid|host|uuid|temp|time|random')
+# names, in variables and arguments, of the local rank, the node's number and the number of nodes
+LOCAL, NODE, NODE_COUNT = r'slurm_localid|local_?rank', r'slurm_nodeid|node_?rank', r'(slurm_\w*)?n(um_)?nodes'
 # the local rank as the number of a GPU
 GPU_NUMBER = rb'(set_device\(|device_ids=\[|cuda:\{)[^)\]}\n]*(?i:local_?rank|LOCALID)'
 
@@ -52,6 +65,12 @@ def literal(node: 'Any') -> 'Any':
 def keywords(call: 'Any') -> dict:
     """The keyword arguments of a call: {name: expression}."""
     return {word.arg: word.value for word in call.keywords}
+
+
+def opens(node: 'Any') -> bool:
+    """Whether a node is 'with' and only opens files or sockets: no error in it is lost."""
+    return isinstance(node, ast.With) and all(
+        re.match(r'(.*\.)?(open|socket|closing)$', named(item.context_expr)) for item in node.items)
 
 
 def main_block(node: 'Any') -> bool:
@@ -83,6 +102,7 @@ class Program:
     :ivar nodes: all nodes, first the script itself
     :ivar calls: {last word of the called name: calls}
     :ivar used: last words of the names that the program reads
+    :ivar stored: {name: nodes that give it a value, also parameters, functions and imports}
     """
 
     def __init__(self, text: bytes, environ: 'Mapping[str, str]', given: list, path: str = '', top: str = '') -> None:
@@ -90,7 +110,7 @@ class Program:
         self.first = os.path.relpath(path, top) if path else 'script'
         self.files, self.wrong = {self.first: text}, {}     # type: dict, dict
         self.nodes, self.above, self.place = [], {}, {}     # type: list, dict, dict
-        self.calls, self.used = {}, set()   # type: dict, set
+        self.calls, self.used, self.stored = {}, set(), {}  # type: dict, set, dict
         self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
         waiting = [self.first]
         for path in waiting:    # which grows
@@ -121,6 +141,9 @@ class Program:
                 self.calls.setdefault(named(node).rpartition('.')[2], []).append(node)
             elif isinstance(getattr(node, 'ctx', None), ast.Load):
                 self.used.add(named(node).rpartition('.')[2])
+            elif not isinstance(node, ast.keyword):
+                for key in 'id', 'arg', 'name', 'asname':
+                    self.stored.setdefault(getattr(node, key, None), []).append(node)
 
     def mentions(self, pattern: bytes) -> bool:
         """Whether a line, before a comment, has a regular expression."""
@@ -128,19 +151,23 @@ class Program:
 
     def meant(self, node: 'Any') -> 'Any':
         """What a name stands for, if one statement, of the same function or the module, assigns to it; else `node`."""
-        name = named(node) if isinstance(node, ast.Name) else ''
-        stored = [one for one in self.nodes if name and name in (getattr(one, key, '') for key in (
-            'id', 'arg', 'name', 'asname')) and not isinstance(getattr(one, 'ctx', None), ast.Load)
-                  and not isinstance(one, ast.keyword)]
+        stored = self.stored.get(node.id, []) if isinstance(node, ast.Name) else []
         above = self.above[id(stored[0])] if len(stored) == 1 else None     # type: Any
         if not above or self.place[id(above)] != self.place[id(node)] or not isinstance(
-                self.function(above), ast.Module) and self.function(above) is not self.function(node):
+                self.function(stored[0]), ast.Module) and self.function(stored[0]) is not self.function(node):
             return node
         if isinstance(above, ast.Tuple):    # rank, size = 0, 2
             number, above = above.elts.index(stored[0]), self.above[id(above)]
             values = getattr(above.value, 'elts', []) if isinstance(above, ast.Assign) else []
             return values[number] if number < len(values) else node
         return above.value if isinstance(above, ast.Assign) else node
+
+    def text(self, node: 'Any') -> str:
+        """An expression as text to search, with what its names stand for and the own functions that it calls."""
+        parts = [node, *(self.meant(one) for one in ast.walk(node) if isinstance(one, ast.Name))]
+        names = {one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)}
+        parts += [one for name in sorted(names) for one in self.stored.get(name, ()) if isinstance(one, FUNCTIONS)]
+        return ' '.join(map(ast.dump, parts))
 
     def where(self, node: 'Any') -> str:
         """The line of a node, and its file if that is not the script."""
@@ -153,14 +180,27 @@ class Program:
             node = self.above[id(node)]
             yield node
 
+    def by_rank(self, node: 'ast.AST') -> list:
+        """The conditions around a node that have a rank: (if, the part of it that the node is in)."""
+        around = [node, *self.around(node)]
+        return [(choice, part) for part, choice in zip(around, around[1:])
+                if isinstance(choice, ast.If) and re.search('(?i)rank', ast.dump(choice.test))]
+
     def function(self, node: 'Any') -> 'Any':
         """The function that encloses a node, else the module."""
         return next(above for above in self.around(node) if isinstance(above, FUNCTIONS + (ast.Module,)))
 
     def optional(self, node: 'ast.AST') -> bool:
         """Whether the program may skip a node: in a condition, a loop, try, with, or a function that nothing uses."""
-        return any(type(above).__name__ in CHOICES and not main_block(above) or isinstance(above, FUNCTIONS)
-                   and above.name not in self.used and not above.name.startswith('__') for above in self.around(node))
+        return any(type(above).__name__ in CHOICES and not main_block(above) and not opens(above) or isinstance(
+            above, FUNCTIONS) and above.name not in self.used and not above.name.startswith('__')
+                   for above in self.around(node))
+
+    def makes_dataset(self, node: 'Any') -> bool:
+        """Whether a node is in __init__() of a dataset."""
+        function = self.function(node)  # type: Any
+        return getattr(function, 'name', '') == '__init__' and any(
+            named(base).endswith('Dataset') for base in getattr(self.above[id(function)], 'bases', ()))
 
     def certain(self, node: 'Any', deep: int = 4) -> bool:
         """Whether the script itself comes to a node in any case: at its top level, or in a function called there."""
@@ -172,17 +212,19 @@ class Program:
             return False
         if isinstance(function, ast.Module):
             return True
-        calls, same = self.calls.get(function.name, ()), [getattr(one, 'name', '') for one in self.nodes]
+        calls = self.calls.get(function.name, ())
+        same = [one for one in self.stored[function.name] if hasattr(one, 'name')]  # also another function or an import
         return deep > 0 and len(calls) == 1 and isinstance(calls[0].func, ast.Name) and not function.decorator_list \
-            and same.count(function.name) == 1 and self.certain(calls[0], deep - 1)
+            and len(same) == 1 and self.certain(calls[0], deep - 1)
 
 
 # --- rules: each yields (node, whether it may be red, text, remedy)
 
-def is_local(node: 'Any') -> bool:
-    """Whether an expression is a local rank, and no more is made of it."""
+def is_only(node: 'Any', names: str) -> bool:
+    """Whether an expression is one of these (LOCAL, NODE ...), and no more is made of it."""
     text = ast.dump(node) if node else ''
-    return bool(re.search("(?i)'(slurm_localid|local_?rank)'", text)) and not re.search("BinOp|'RANK'|_PROCID'", text)
+    return bool(re.search("(?i)'(%s)'" % names, text)) and not re.search(
+        "BinOp|'(WORLD_)?(RANK|SIZE)'|_PROCID'|TASKS'", text)
 
 
 def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
@@ -202,8 +244,14 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
                 size, program.world), remedy
         if type(rank) is int and rank >= 0 and program.world > 1:
             yield node, True, "all %d ranks call init_process_group(rank=%s)" % (program.world, rank), remedy
-        if several and is_local(words.get('rank')):
+        if several and is_only(words.get('rank'), LOCAL):
             yield node, False, "init_process_group() uses the local rank as the rank", remedy
+        for key, names, text in (('rank', NODE, "number of the node as the rank"),
+                                 ('world_size', NODE_COUNT, "number of nodes as the number of ranks")):
+            if program.local > 1 and is_only(words.get(key), names):
+                yield node, False, "init_process_group() uses the %s, but the nodes have several ranks" % text, remedy
+        if program.world > 1 and 'init_method' in words and OWN_PORT.search(program.text(words['init_method'])):
+            yield node, False, "each rank gives init_process_group() a port of its own", remedy
         if several and re.match('file://(/var)?/(tmp|dev/shm)/', str(method)):
             yield node, False, "init_method='%s' is another file on each node" % method, remedy
         if several and host and host.group(1) != master:
@@ -217,6 +265,7 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
 
 def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Ranks that the program starts again, or sets differently from the launcher."""
+    remove = "remove it: conda-python-distributed sets it"
     for node in program.calls.get('spawn', ()) if program.local > 1 else ():
         if re.search(r'\b(mp|multiprocessing)\.spawn', named(node)):
             yield node, False, "spawn() starts more processes, but the launcher has already started %d ranks on this " \
@@ -226,10 +275,15 @@ def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
         if isinstance(target, ast.Subscript) and named(target.value).endswith('environ'):
             name, value = literal(target.slice), literal(node.value)
             if name in LAUNCHED and isinstance(value, str) and value != program.environ.get(name):
-                yield node, False, "sets %s='%s', but this job has %s" % (name, value, program.environ.get(name)), \
-                    "remove it: conda-python-distributed sets it"
-        if program.world > program.local and re.match(r'(.*\.)?(world_|global_)?rank$', named(target)) and is_local(
-                node.value):
+                yield node, False, "sets %s='%s', but this job has %s" % (
+                    name, value, program.environ.get(name)), remove
+            elif name == 'MASTER_PORT' and program.world > 1 and OWN_PORT.search(program.text(node.value)):
+                yield node, False, "each rank sets MASTER_PORT to a port of its own", remove
+            elif program.local > 1 and (name == 'RANK' and is_only(node.value, NODE) or name == 'WORLD_SIZE'
+                                        and is_only(node.value, NODE_COUNT)):
+                yield node, False, "sets %s by nodes, but the nodes have several ranks" % name, remove
+        if program.world > program.local and re.match(r'(.*\.)?(world_|global_)?rank$', named(target)) and is_only(
+                node.value, LOCAL):
             yield node, False, "uses the local rank as the rank", "read RANK from the environment"
 
 
@@ -251,13 +305,53 @@ def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
             else "all ranks train on the same data"), "use DataLoader(..., sampler=DistributedSampler(dataset))"
 
 
+def shuffles(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Data in an order that each rank draws for itself, of which each then takes its part."""
+    split = 'DistributedSampler' in program.calls or program.mentions(br'\[[\w.()]*rank[\w.()]*::')
+    if program.world == 1 or not split or program.mentions(FRAMEWORKS):
+        return
+    seeds = [node for name in program.calls if 'seed' in name for node in program.calls[name]
+             if 'rank' not in program.text(node)]
+    for names, seeding in SHUFFLES:
+        seeded = any(re.match('%s|%s' % (seeding, SEEDS_ALL), named(node)) for node in seeds)
+        for node in (one for calls in program.calls.values() for one in calls if not seeded):
+            if re.match(names, named(node)) and not {'generator', None} & set(keywords(node)) and (
+                    program.certain(node) or program.makes_dataset(node)) and not re.search(
+                        'rank|Generator', program.text(node)):
+                yield node, False, "%s() without a common seed: each rank has another order, and takes its part of " \
+                    "that" % named(node), "seed this generator with the same number on all ranks"
+
+
+def directories(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Directories that all ranks make, although that succeeds only once."""
+    for node in [*program.calls.get('makedirs', ()), *program.calls.get('mkdir', ())] if program.world > 1 else ():
+        text = program.text(node)
+        if (named(node).startswith('os.') or "'Path'" in text) and len(node.args) < 3 and not {
+                'exist_ok', None} & set(keywords(node)) and program.certain(node) and not OWN_PATH.search(text):
+            yield node, False, "all ranks make the same directory: all but one end with FileExistsError", \
+                "write exist_ok=True, in os.makedirs() or Path.mkdir()"
+
+
+def gradients(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """A forward pass around DistributedDataParallel, which then does not exchange the gradients."""
+    averaged = {'DDP', 'DistributedDataParallel'} & set(program.calls) if program.world > 1 else ()
+    for node in [*program.calls.get('module', ()), *program.calls.get('forward', ())] if averaged else ():
+        function = program.function(node)
+        trained = any(program.function(one) is function and one.lineno > node.lineno
+                      for one in program.calls.get('backward', ()))
+        tested = any(re.search('no_grad|inference_mode', ''.join(map(ast.dump, getattr(above, 'items', ()))))
+                     for above in program.around(node))
+        if re.search(r'\.module(\.forward)?$', named(node)) and trained and not tested:
+            yield node, False, "%s() goes past DistributedDataParallel: the ranks do not exchange gradients" % named(
+                node), "call the wrapped model itself"
+
+
 def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Collectives that only one rank calls; if others call one under a condition, too, it may be the same."""
     for name in program.calls if program.world > 1 else ():
         chosen = [(node, part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test))
                   for node in program.calls[name] if COLLECTIVES.match(named(node)) and 'group' not in keywords(node)
-                  for part, choice in zip([node, *program.around(node)], program.around(node))
-                  if isinstance(choice, ast.If) and re.search('(?i)rank', ast.dump(choice.test))]
+                  for choice, part in program.by_rank(node)]
         if chosen and all(alone for _, alone in chosen):
             yield chosen[0][0], False, "only one rank calls %s(): it waits for others" % name, "let all ranks call it"
 
@@ -265,9 +359,9 @@ def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
 def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    for rule in (group, ranks, data, together):
+    for rule in (group, ranks, data, shuffles, directories, gradients, together):
         for node, red, text, remedy in rule(program, bool(gpus)):
-            if text not in said and (rule is together or not program.optional(node)):
+            if text not in said and (rule in (gradients, together) or not program.optional(node)):
                 said.add(text)
                 report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
                     program.where(node), text), remedy)

@@ -66,6 +66,12 @@ def ports_refused_by_firewall(job):
         job.filter(node, 'tcp dport 30000-65535 tcp flags & (syn|ack) == syn reject with tcp reset')
 
 
+@fault('yellow', r"network.*new connections to rank 0's node got no answer.*rate of SYN")
+def few_new_connections_a_minute(job):
+    """The first node takes 4 new connections of the second one in a minute, and drops the others."""
+    job.filter(1, 'tcp flags & (syn|ack) == syn limit rate over 4/minute burst 4 packets drop')
+
+
 @fault('red', 'no-answer.*MASTER_PORT|no-answer.*port|MASTER_PORT')
 def master_port_dropped_by_firewall(job):
     """The first node drops what comes to MASTER_PORT and the ports above it."""
@@ -294,8 +300,10 @@ def nccl_interface_is_not_there(job):
 # --- other users
 
 WRITES = '''
-import datetime, os, time
+import datetime, encodings.idna, os, socket, time
 import torch.distributed as dist
+
+host, port = %r, %d
 
 os.setgroups([])
 os.setgid(65534)
@@ -303,7 +311,8 @@ os.setuid(65534)
 print('there', flush=True)
 while True:
     try:
-        store = dist.TCPStore(%r, %d, None, False, datetime.timedelta(seconds=9), False)
+        socket.create_connection((host, port)).close()  # the store's own client looks more rarely
+        store = dist.TCPStore(host, port, None, False, datetime.timedelta(seconds=9), False)
         while True:
             for key, value in %r.items():
                 store.set('slingtorch-0/' + key, value)

@@ -30,7 +30,9 @@ from slingtorch.commands import values
 from slingtorch.job import check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT, raising
+from testbed.expected import expected
 
+pytestmark = pytest.mark.usefixtures('whole_findings')
 JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
 COMES = {'node': 'nid2', 'rank': 4, 'ranks': 4}     # what the second node says at first
@@ -125,8 +127,8 @@ class Job:
     :ivar env: of all ranks; :ivar ranks: {rank: what is different there}; :ivar files: of all nodes, below a root each
     """
 
-    def __init__(self, directory):
-        self.dir, self.per_node, self.nodes = directory, 4, NODES
+    def __init__(self, directory, said):
+        self.dir, self.per_node, self.nodes, self.said = directory, 4, NODES, said
         self.env, self.ranks, self.clocks, self.left_out, self.torch = {}, {}, {}, (), collections.defaultdict(
             lambda: '/nowhere/torch')
         self.files = {
@@ -189,12 +191,15 @@ class Job:
         shutil.rmtree(self.dir / 'store', ignore_errors=True)
         pids = {rank: self.start(rank) for rank in range(self.per_node * len(self.nodes)) if rank not in self.left_out}
         statuses = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in pids.items()}
-        return statuses, (self.dir / 'out-0').read_text(), json.loads((self.dir / 'found.json').read_text())
+        found = json.loads((self.dir / 'found.json').read_text())
+        self.said |= {'{level} {name}: {text} -> {remedy}'.format(**entry) for entry in found['findings']}
+        return statuses, (self.dir / 'out-0').read_text(), found
 
 
 @pytest.fixture
-def job(tmp_path):
-    return Job(tmp_path)
+def job(tmp_path, whole_findings, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '110')
+    return Job(tmp_path, whole_findings)
 
 
 def named(found, name, level='red'):
@@ -223,13 +228,12 @@ EIGHT = list(range(8))
 
 def test_a_sound_job_of_eight_ranks_on_two_nodes_has_no_red_line(job):
     statuses, text, found = job.run()
-    assert not red(found), text
     assert statuses == dict.fromkeys(EIGHT, 0)
-    assert text.startswith('slingtorch check: 8 ranks on 2 nodes')
-    assert 'ignored' not in text.splitlines()[0]
-    assert found['format'] == 1 and found['ranks'] == EIGHT
-    assert found['facts']['node'] == {'nid1': [0, 1, 2, 3], 'nid2': [4, 5, 6, 7]}
-    assert named(found, 'cores', 'good') and named(found, 'cache', 'good') and named(found, 'clock', 'good')
+    assert (found['format'], found['ranks'], found['title']) == (1, EIGHT, text.splitlines()[0])
+    facts = ['%s: %s' % (name, values if not re.match('ulimit|writes HOME', name) else len(values))
+             for name, values in found['facts'].items()]
+    expected('\n'.join([re.sub(r'\d+\.\d s', 'N s', text), *facts]) + '\n', 'check-sound', [
+        (job.port, 'PORT'), (os.getcwd(), 'HERE')])
 
 
 def test_what_was_not_tested_is_said_and_is_not_good(job):
@@ -299,7 +303,8 @@ def test_twenty_nodes(job):
     job.ranks[19] = {'GLOO_SOCKET_IFNAME': 'hsn'}
     statuses, text, found = job.run()
     assert set(statuses.values()) == {1}, text
-    assert found['ranks'] == list(range(20))
+    assert found['ranks'] == list(range(20)) 
+    assert text.splitlines()[1] == 'nodes:  ' + ''.join(f'n{rank} rank {rank}; ' for rank in (0, 1, 10, 11, 12, 13)) + '...'
     assert named(found, 'interface')[0][1] == [19]
 
 
@@ -1136,6 +1141,16 @@ def test_what_is_no_report_is_refused(data):
 def test_a_report_may_speak_of_its_own_ranks():
     report = findings.Report.load(json.loads(WHOLE % ('3', 'red', 'cores', '2', '{"a": {"b": "1"}}')), 0b1111)
     assert report.ranks == 3 and list(report.findings.values()) == [2] and report.facts['a'] == {'b': 1}
+
+
+def test_no_text_is_endless():
+    report = findings.Report(0)
+    report.add('red', 'cores', 'x' * 9999, 'y' * 9999)
+    report.fact('long', 'z' * 9999)
+    assert [(len(entry.text), len(entry.remedy)) for entry in report.findings] == [(2000, 2000)]
+    assert [len(value) for value in report.facts['long']] == [2000]
+    report.facts['huge'] = {str(number) * 2000: 1 for number in range(99)}
+    assert list(report.dump()['facts']) == ['long']     # a message has an end, too
 
 
 def test_text_of_others_cannot_steer_the_terminal():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import ast
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from slingtorch.job import check, elf, findings, gather, limits, look, nccl, net
 from slingtorch.job.machine import Machine
 from testbed import ROOT, raising
 
+pytestmark = pytest.mark.usefixtures('whole_findings')
 QUIET = {'resent': 0, 'sent': 40, 'trip': 0}
 
 
@@ -133,6 +135,10 @@ def test_the_kernel_tells_of_this_process_s_connections():
     with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()) as own:
         own.sendall(b'x' * 1000)
         found = network.connections()
+        [sender] = [entry for entry in found if entry['there'] == server.getsockname()]
+    assert 0 < sender['trip'] < 1 and 2 <= sender['sent'] < 9 and sender['underway'] in (0, 1)
+    assert {key: sender[key] for key in ('state', 'again', 'here', 'resent')} == {
+        'state': 1, 'again': 0, 'here': '127.0.0.1', 'resent': 0}
     assert {network.LISTENING, 1} <= {entry['state'] for entry in found}
     assert network.state(found, 0) == ' [gloo listens at 127.0.0.1]' and network.totals(found)['sent'] >= 2
 
@@ -145,6 +151,19 @@ def test_a_connection_without_answer_is_seen():
         refused = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     assert network.CONNECTING in [entry['state'] for entry in found] or refused
     assert refused or network.SILENT in network.state(found, 0)
+
+
+@pytest.mark.parametrize('backlog, some', [(0, True), (99, False)])
+def test_new_connections_without_an_answer_are_counted(monkeypatch, backlog, some):
+    """A listener whose queue is full drops SYN, as a firewall does that limits them."""
+    monkeypatch.setattr(network, 'ANSWER', 0.2)
+    with socket.create_server(('127.0.0.1', 0), backlog=backlog) as server, socket.create_connection(server.getsockname()):
+        count = network.unanswered(server.getsockname()[1], 8)
+        assert (6 <= count <= 8 if some else count == 0) and network.unanswered(1, 8) == 0
+    report = findings.Report(0)
+    node.check_probe(report, {'unanswered': [count, 8]}, Machine({}, '/nowhere'))
+    assert [f"{count} of 8 new connections to rank 0's node got no answer" in text
+            for text in of_level(report, 'yellow', 'network')] == [True] * some
 
 
 @pytest.mark.parametrize('seconds, factor, ends', [(8.9, 1, False), (9.1, 1, True), (9.1, 2, False), (18.1, 2, True)])
@@ -406,10 +425,11 @@ def test_a_quota_is_looked_at_in_each_rank(tmp_path):
 
 def test_the_limits_of_this_shell_are_read():
     code = ('import resource, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import limits; '
-            'print(limits.of_shell()["n"], limits.of_shell()["f"])')
-    done = subprocess.run(['bash', '-c', 'ulimit -n 50 -f 100; exec "$0" "$@"', sys.executable, '-c', code, str(ROOT)],
+            'print(limits.of_shell())')
+    set_them = 'ulimit -n 50 -f 100 -t 77 -d 9000000 -s 9000; ulimit -v unlimited; exec "$0" "$@"'
+    done = subprocess.run(['bash', '-c', set_them, sys.executable, '-c', code, str(ROOT)],
                           stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.split() == ['50', '102400']
+    assert ast.literal_eval(done.stdout) == {'n': 50, 'f': 100 << 10, 't': 77, 'd': 9000000 << 10, 's': 9000 << 10}
 
 
 def tree(directory, files):
@@ -737,12 +757,14 @@ def test_files_that_are_not_valid_python(tmp_path, text, level):
     assert level != 'yellow' or 'shapes.py is not valid for this Python' in of_level(report, level, 'script')[0]
 
 
-def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
+def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path, monkeypatch):
     for name, text in {'train.py': "from lib import model\nimport json, shapes\n", 'lib/__init__.py': '',
                        'lib/model.py': 'from . import layers\n', 'lib/layers.py': 'import train\n',
                        'shapes.py': '', 'unused.py': ''}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
+    read = rules.read
+    monkeypatch.setattr(rules, 'read', lambda path: raising(OSError(13, 'no'))() if path.endswith('shapes.py') else read(path))
     found = program.load([str(tmp_path / 'train.py')], {}).files
     assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
 
@@ -760,8 +782,10 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     words = ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3']
     program.look_at_arguments(Machine({}), report, {'words': words})
     facts = {name: list(values)[0] for name, values in report.facts.items()}
-    assert facts[f'path {tmp_path}/data'].startswith('200000 bytes, ')
-    assert facts[f'path {tmp_path}'].startswith('a directory of 1') and facts['path 3'] == 'missing'
+    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing'}
+    (tmp_path / 'data').write_bytes(b'x' * 199999 + b'y')
+    program.look_at_paths(report, [f'{tmp_path}/data', '/dev/null'])
+    assert len(report.facts[f'path {tmp_path}/data']) == 2 and list(report.facts['path /dev/null']) == ['no file']
     program.look_at_paths(report, ['/proc/self/mem'])
     assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
 
@@ -825,6 +849,27 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
 
 GROUP = "dist.init_process_group()\n"
 SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
+SPLIT = "DistributedSampler(files)"
+WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward()"
+
+
+@pytest.mark.parametrize('text, found', [
+    ("torch.load('/tmp/a.pt', device)", ['/tmp/a.pt']), ("open('b/c.txt').read()", ['b/c.txt']), ("open('/tmp/a', 'w')", []),
+    ("open('/tmp/a', mode='ab')", []), ("torch.save(x, '/tmp/a.pt')\ntorch.load('/tmp/a.pt')", []),
+    ("DATA = '/tmp/a'\nx = torch.load(os.path.join(DATA, 'x.pt'))", ['/tmp/a', 'x.pt']), ("OUT = '/tmp/a'\nsave(Path(OUT))", []),
+    ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", ['/tmp/a.pt']),
+])
+def test_what_a_program_only_reads(text, found):
+    assert sorted(program.read_only(parsed(text))) == found
+
+
+def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'train.py').write_text("a = torch.load('/tmp/no/train.pt'), open('no.yaml'), '/tmp/other'")
+    report = findings.Report(0)
+    program.look_at_program(Machine({}), report, {'words': ['train.py']})
+    assert {name: list(values) for name, values in report.facts.items() if name.startswith('path')} == {
+        'path /tmp/no/train.pt': ['missing'], 'path no.yaml': ['missing']}
 
 
 @pytest.mark.parametrize('text, level, says', [
@@ -891,6 +936,45 @@ SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
     (GROUP + "DDP(model)\nloader = DataLoader(data[rank::size])", 'yellow', 'ranks with more batches than others'),
     (GROUP + "DDP(model)\nloader = DataLoader(data, **more)", None, ''),
     (GROUP + "DDP(model)\nclass Data(IterableDataset): pass\nloader = DataLoader(data)", None, ''),
+    # an order of each rank's own
+    ("random.shuffle(files)\n" + SPLIT, 'yellow', 'random.shuffle() without a common seed'),
+    ("def train(args):\n    order = torch.randperm(64)\ntrain(1)\n" + SPLIT, 'yellow', 'torch.randperm() without'),
+    ("torch.manual_seed(1)\norder = np.random.permutation(64)\n" + SPLIT, 'yellow', 'np.random.permutation() without'),
+    ("class Files(Dataset):\n    def __init__(self):\n        random.shuffle(files)\n" + SPLIT, 'yellow', 'without a common seed'),
+    ("random.seed(args.seed + rank)\nrandom.shuffle(files)\nmine = files[rank::size]", 'yellow', 'without a common seed'),
+    ("random.seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''), ("random.shuffle(files)", None, ''),
+    ("set_seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''),
+    ("mine = files[rank::size]\nrandom.shuffle(mine)", None, ''),
+    ("torch.randperm(9, generator=g)\n" + SPLIT, None, ''), ("if rank == 0:\n    random.shuffle(files)\n" + SPLIT, None, ''),
+    ("class Net(Module):\n    def __init__(self):\n        torch.randperm(9)\n" + SPLIT, None, ''),
+    ("import lightning\nrandom.shuffle(files)\n" + SPLIT, None, ''),
+    # directories that all make
+    ("os.makedirs(args.out)", 'yellow', 'all ranks make the same directory'), ("os.mkdir('out')", 'yellow', 'same directory'),
+    ("out = Path(args.out)\nout.mkdir(parents=True)", 'yellow', 'same directory'),
+    ("def place():\n    return 'out'\nos.makedirs(place())", 'yellow', 'same directory'),
+    ("os.makedirs(args.out, exist_ok=True)", None, ''), ("os.makedirs(args.out, 0o755, True)", None, ''),
+    ("if not os.path.exists(args.out):\n    os.makedirs(args.out)", None, ''), ("sftp.mkdir(args.out)", None, ''),
+    ("out = f'{args.out}/{rank}'\nos.makedirs(out)", None, ''), ("os.makedirs(tempfile.mkdtemp())", None, ''),
+    ("def make(path):\n    os.makedirs(path)\nif rank == 0:\n    make(args.out)", None, ''),
+    # past DistributedDataParallel
+    (WRAPPED.replace('USE', 'model.module(x)'), 'yellow', 'model.module() goes past'),
+    (WRAPPED.replace('USE', 'model.module.forward(x)'), 'yellow', 'model.module.forward() goes past'),
+    (WRAPPED.replace('USE', 'model(x)'), None, ''), (WRAPPED.replace('USE', 'model.module.state_dict()'), None, ''),
+    ("model = Parallel(net)\nmodel.module(x).backward()", None, ''), ("model = DDP(net)\nloss = model.module(x)", None, ''),
+    (WRAPPED.replace('USE', '0\n    with torch.no_grad():\n        model.module(x)'), None, ''),
+    # a port of each rank's own, and nodes for ranks
+    ("with socket.socket() as own:\n    own.bind(('', 0))\n    os.environ['MASTER_PORT'] = str(own.getsockname()[1])", 'yellow',
+     'each rank sets MASTER_PORT to a port of its own'),
+    ("def one():\n    return own.getsockname()[1]\nport = one()\nos.environ['MASTER_PORT'] = str(port)", 'yellow', 'a port of its own'),
+    ("if rank == 0:\n    os.environ['MASTER_PORT'] = str(find_free_port())", None, ''),
+    ("os.environ['MASTER_PORT'] = str(args.port)", None, ''),
+    ("port = find_free_port()\ndist.init_process_group(init_method=f'tcp://n1:{port}')", 'yellow', 'a port of its own'),
+    ("dist.init_process_group(rank=rank, world_size=int(os.environ['SLURM_NNODES']))", 'yellow', 'the number of nodes as the number of ranks'),
+    ("dist.init_process_group(rank=int(os.environ['SLURM_NODEID']))", 'yellow', 'the number of the node as the rank'),
+    ("size = int(os.environ['SLURM_NNODES']) * gpus\ndist.init_process_group(world_size=size)", None, ''),
+    ("os.environ['WORLD_SIZE'] = os.environ['SLURM_JOB_NUM_NODES']", 'yellow', 'sets WORLD_SIZE by nodes'),
+    ("os.environ['RANK'] = os.environ['SLURM_NODEID']", 'yellow', 'sets RANK by nodes'),
+    ("os.environ['LOCAL_RANK'] = os.environ['SLURM_NODEID']", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
