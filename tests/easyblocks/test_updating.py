@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -121,13 +122,13 @@ def test_a_rank_that_starts_meanwhile_keeps_its_files(installed, tmp_path):
 def test_copies_are_kept_for_long(installed):
     """A container that runs has the earlier copy mounted."""
     earlier = (installed.container / 'runscripts').resolve()
-    old = installed.container / '.runscripts' / 'old'
-    old.mkdir()
-    for path in (old, earlier.parent):     # it is kept from now on, however old it is
-        os.utime(path, (0, 0))
+    old, younger = (installed.container / '.runscripts' / name for name in ('old', 'younger'))
+    for path, days in ((old, 31), (younger, 29), (earlier.parent, 99)):     # it is kept from now on, however old it is
+        path.mkdir(exist_ok=True)
+        os.utime(path, (time.time() - days * 24 * 3600,) * 2)
     line = installed.fix()
     installed.eb(installed.easyconfigs[1], *RENEW)
-    assert not (earlier / 'get-master').read_text().endswith(line) and not old.exists()
+    assert not (earlier / 'get-master').read_text().endswith(line) and not old.exists() and younger.exists()
     assert (installed.container / 'runscripts').resolve() != earlier
 
 

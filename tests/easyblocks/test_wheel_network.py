@@ -40,21 +40,23 @@ class Site:
         self.metadata += f'[{name}/{version}]\nname = {software}\nversion = {version}\nprefix = {root}\n'
         return root
 
-    def make_plugin(self, apis=(6, 9, 10)):
-        """The plugin with these versions of its interface, linked with CUDA 12."""
-        runtime = derecho.shared_library(self.dir / 'opt/cuda/lib64/libcudart.so.12')
+    def make_plugin(self, apis=(6, 9, 10), cuda='12'):
+        """The plugin with these versions of its interface, linked with CUDA of this number."""
+        runtime = derecho.shared_library(self.dir / f'opt/cuda/lib64/libcudart.so.{cuda}')
         wheels.toy_plugin(self.plugin, apis, needs=[runtime])
 
-    def install(self, check=True):
-        """Install a wheel with NCCL 2.27.7; all that `eb` printed, in one line."""
+    def install(self, modules=('cuda/12.9.0', 'plugin/1.19.2'), nccls=('libnccl.so.2',), cuda='12.9', options='',
+                check=True):
+        """Install a wheel with these libraries; all that `eb` printed, in one line."""
         index = self.eb.prefix / 'sources/p/PyTorch/wheels'
-        files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda='12.9', nccls={'libnccl.so.2': 22707})
+        files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda=cuda,
+                                 nccls={name: 22707 + number for number, name in enumerate(nccls)})
         wheel = wheels.make_wheel(index, 'torch', '2.10.0', files=files)
         lock = self.dir / 'PyTorch-0.1-tiny.lock'
         lock.write_text(wheels.lock_text([wheel]))
         easyconfig = self.dir / 'PyTorch-0.1-tiny.eb'
-        dependencies = ', '.join(f"('{module}', EXTERNAL_MODULE)" for module in ('cuda/12.9.0', 'plugin/1.19.2'))
-        easyconfig.write_text(wheels.tiny_easyconfig(lock, f'dependencies = [{dependencies}]\n'))
+        dependencies = ', '.join(f"('{module}', EXTERNAL_MODULE)" for module in modules)
+        easyconfig.write_text(wheels.tiny_easyconfig(lock, f'dependencies = [{dependencies}]\n{options}'))
         (self.dir / 'metadata.cfg').write_text(self.metadata)
         done = self.eb(easyconfig, check=check, env={
             'EASYBUILD_EXTERNAL_MODULES_METADATA': self.dir / 'metadata.cfg', 'MODULEPATH': self.modules,
@@ -76,7 +78,9 @@ def test_fits_and_what_is_known_of_it_is_said(site):
     assert 'setenv("SLINGTORCH_CUDA_VERSION", "12.9")' in (site.eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
 
 
-def test_plugin_that_nccl_does_not_accept(site):
-    site.make_plugin(apis=(4, 5))
-    assert ('NCCL 2.27.7 of the wheel accepts ncclNetPlugin_v6 to v10, but the plugin '
-            f'{site.plugin} has v4, v5: use another release') in site.install(check=False)
+def test_two_libraries_and_no_plugin_in_the_search_path(site):
+    path = site.modules / 'plugin/1.19.2.lua'
+    path.write_text('')
+    printed = site.install(nccls=('libnccl.so.2', 'libnccl.so.2.28'), check=False)    # more: test_units.py
+    assert 'The process has two NCCL libraries' in printed
+    assert 'NCCL would find no network plugin: $LD_LIBRARY_PATH has no directory with one' in printed
