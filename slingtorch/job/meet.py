@@ -4,8 +4,8 @@ The nodes of a job meet in PyTorch's own TCPStore at MASTER_ADDR and MASTER_PORT
 init_process_group() opens a moment later. Nothing else listens. Used in processes with PyTorch: probe.py, pairs.py.
 
 Whoever reaches the store can write into it, and newer releases list its keys. So rank 0's node gives the other nodes a
-random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256). Where
-rank 0's node has no MUNGE, everything is believed.
+random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256).
+Where rank 0's node has no MUNGE, everything is believed.
 
 Keys in the store (all JSON within the bounds of messages.py):
     secret              as a credential; '' where there is no MUNGE
@@ -102,8 +102,8 @@ class Store:
         except munge.NoMunge as err:
             raise NotMet("MUNGE answers on rank 0's node, but not on this one (%s): see systemctl status munge" % err)
         except ValueError:
-            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell your "
-                         "centre" % self.environ['MASTER_PORT'])
+            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell "
+                         "your centre" % self.environ['MASTER_PORT'])
 
     def sign(self, key: str, data: bytes) -> str:
         """The signature of a message under this key; '' without a secret."""
