@@ -55,11 +55,10 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                                     "modules of compiler and MPI, such as system-gcc-12.2.0-cray-mpich-8.1.27"],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
-        # Not every EasyBuild has both parameters. This easyblock checks pip's list itself, because of the local version
-        # label. The scripts keep the environment's own python, so that they also work without the module.
-        for name, value in (('sanity_check_pip_list', False), ('fix_python_shebang_for', [])):
-            if name in extra_vars:
-                extra_vars[name][0] = value
+        # pip's list has the version with its local label; scripts that keep the environment's own python also work
+        # without the module
+        extra_vars['sanity_check_pip_list'][0] = False
+        extra_vars['fix_python_shebang_for'][0] = []
         return extra_vars
 
     def __init__(self, *args, **kwargs):
@@ -143,10 +142,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def configure_step(self):
         """Add options that upstream's easyblock does not set; an entry of the same name in custom_opts wins."""
         if self.dry_run:
-            self.dry_run_msg("  * MPI's compilers: %s of the MPI among the dependencies", MPI_COMPILERS)
-            self.dry_run_msg("  * GPU Transport Layer: %s", self.cfg['mpi_gtl'] or 'none')
-            self.dry_run_msg("  * options of the easyconfig: %s", ' '.join(self.cfg['custom_opts']) or 'none')
-            self.dry_run_msg("  Options that depend on the modules are unknown until they are loaded")
+            self.dry_run_msg("  * options depend on the modules: they are unknown until these are loaded")
             return
         self.check_mpi()
         self.use_packaged_mkl()

@@ -10,7 +10,6 @@ import tempfile
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import change_dir, copy_dir, mkdir, read_file
 from easybuild.tools.modules import get_software_root
@@ -154,18 +153,12 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         super().configure_step()
 
     def check_pytorch(self):
-        """Raise EasyBuildError if there is no PyTorch, or no setuptools that can build an extension of it."""
+        """Raise EasyBuildError if there is no PyTorch."""
         process = probe_pytorch(self.python_cmd)
         if isinstance(process, str):
             raise EasyBuildError("slingmpi needs the PyTorch of a dependency called PyTorch, or of the environment "
                                  "that it extends, but there is none: %s", process)
         self.say("building for PyTorch %s (%s)", process['version'], os.path.dirname(process['file']))
-        found = self.run_there(self.python_cmd, '-s', '-c', 'import setuptools; print(setuptools.__version__)')
-        version = found.output.strip() if not found.exit_code else ''
-        if not version or LooseVersion(version) < LooseVersion('70.1'):
-            raise EasyBuildError("Building slingmpi needs setuptools 70.1 or newer beside PyTorch, but there is %s. "
-                                 "Add it to the packages of that environment ('setuptools' in extra_packages of "
-                                 "PythonVenv)", 'setuptools ' + version if version else 'none')
 
     def find_mpi(self):
         """MPI's C++ compiler, and flags for linking."""

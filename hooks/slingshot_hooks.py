@@ -162,7 +162,6 @@ def add_site_values(ec: Any) -> None:
             site.name, file_name(ec), len(added), ', '.join(added))
         for name in groups:
             msg += "; group %s, which needs: %s" % (name, site.groups[name].needs)
-        ec.log.info(msg)
         _ADDED[ec.path] = msg
 
 
@@ -238,7 +237,6 @@ def add_site_dependencies(ec: Any) -> None:
     ec['site_dependencies'] = None
     if not ec['versionsuffix'] and at_run_time:
         ec['versionsuffix'] = suffix
-    ec.log.info("slingtorch: %s: generation %s of site %s gives %s", asked_by, generation, site.name, found)
 
 
 def refuse_other_gpu(ec: Any, site: sites.Site, generation: str) -> None:

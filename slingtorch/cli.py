@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
@@ -58,7 +57,6 @@ def easybuild_configuration() -> Any:
         if problem:
             raise CliError(problem)
         from easybuild.tools.build_log import raise_easybuilderror
-        from easybuild.tools.environment import restore_env
         from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
     except ImportError as err:
         raise CliError("%s, the Python that runs slingtorch, has no EasyBuild (%s). Install slingtorch with pip, which "
@@ -72,7 +70,6 @@ def easybuild_configuration() -> Any:
             """Nothing."""
 
     os.getcwd()     # as EasyBuild asks: where it is gone, main() says so
-    environ = dict(os.environ)
     try:
         # before it fails, it prints the usage of eb
         with contextlib.redirect_stderr(io.StringIO()):
@@ -84,16 +81,11 @@ def easybuild_configuration() -> Any:
         first = err  # type: BaseException
         while first.__context__ is not None:
             first = first.__context__
-        if isinstance(first, FileNotFoundError) and not first.filename:
-            raise first     # the working directory is gone
         files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
         raise CliError("EasyBuild rejects its configuration: %s. Correct the variable EASYBUILD_... or the file (%s), "
                        "or ignore a file with 'export EASYBUILD_IGNORECONFIGFILES=FILE'."
                        % (first, ', '.join(files) or 'there is none'))
-    # EasyBuild's directory for temporary files; $TMPDIR now points to it
-    shutil.rmtree(config.tmpdir, ignore_errors=True)
-    restore_env(environ)
-    tempfile.tempdir = None
+    shutil.rmtree(config.tmpdir, ignore_errors=True)    # made for its temporary files
     return config
 
 
@@ -211,14 +203,13 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     # an empty element means EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
     robot_paths = list(dict.fromkeys(robot_paths)) or ['']
-    # a pattern without a match is an error in EasyBuild
-    patterns = [os.path.join(root, 'easyblocks', '*.py'), os.path.join(root, 'easyblocks', 'generic', '*.py')]
-    easyblocks = [pattern for pattern in patterns if glob.glob(pattern)] + theirs(options.include_easyblocks)
+    easyblocks = [os.path.join(root, 'easyblocks', '*.py'), os.path.join(root, 'easyblocks', 'generic', '*.py')]
+    easyblocks += theirs(options.include_easyblocks)
     variables += [
         ('EASYBUILD_ROBOT_PATHS', ':'.join([os.path.join(root, 'easyconfigs')] + robot_paths)),
         # lets 'eb --search' find the patches too
         ('EASYBUILD_SEARCH_PATHS', ':'.join(theirs(options.search_paths) + [os.path.join(root, 'patches')])),
-        ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks) or None),
+        ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks)),
     ]
     if not keep_hooks:
         variables.append(('EASYBUILD_HOOKS', os.path.join(root, 'hooks', 'slingshot_hooks.py')))
@@ -284,8 +275,6 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     With Slingshot 11 the wheel must fit the network plugin's CUDA or ROCm; None if the site has its own easyconfigs.
     """
     toolkit = None
-    if site.gpu == 'xpu':
-        return "this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (%s)" % site.pytorch
     if site.network == 'slingshot11':
         toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
@@ -377,8 +366,6 @@ def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     if (args.form == 'env' or args.group) and not (args.name and args.form == 'env'):
         raise CliError("--format env needs a site, and --group needs both: slingtorch sites NAME --format env")
-    if args.form == 'markdown' and args.name:
-        raise CliError("--format markdown is a table of all sites; for this one: slingtorch sites " + args.name)
     if args.form or args.name:
         sys.stdout.write(formats.overview(sites.load_all()) if args.form == 'markdown' else
                          formats.env_file(sites.load(args.name), sites.split_list(args.group)) if args.form else

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import urllib.parse
-import urllib.request
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slingtorch.job.records import write_whole
@@ -23,7 +22,6 @@ from slingtorch.job.records import write_whole
 PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
 # the glibc versions of platforms that uv knows (uv help pip compile, --python-platform)
 UV_GLIBCS = [17, 28] + list(range(31, 41))
-PROXY_REGEX = re.compile(r'^((https?|socks\w+)://([^/@]+@)?)?[^/:@]+(:\d+)?/?$')
 INDEX_FORM = re.compile(r'^(https?|file)://\S+$')
 # variables that set how uv works; what it may use comes from pip's settings (uv_settings())
 UV_VARIABLES = ('UV_CACHE_DIR', 'UV_HTTP_TIMEOUT', 'UV_HTTP_CONNECT_TIMEOUT', 'UV_KEYRING_PROVIDER', 'UV_SYSTEM_CERTS',
@@ -223,11 +221,6 @@ def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target,
         failed = [address for address in index_urls if url and url.group(1).startswith(address)]
         if failed:
             # without this index, uv might use another one's package of that name
-            bad = [value for name, value in urllib.request.getproxies().items()
-                   if name != 'no' and not PROXY_REGEX.match(value)]
-            if bad:
-                # uv continues without a proxy
-                reason = "InvalidProxyURL %s. %s" % (bad[0], PROXY_PROBLEM[1])
             raise RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run "
                                "this on a machine that reaches the index, or use a proxy ($https_proxy)"
                                % (url.group(1), reason))  # type: ignore

@@ -64,7 +64,7 @@ def claim(path: str) -> Tuple[str, int]:
                               "only%s" % (path, bad and ", and this one has: " + ' '.join(map(repr, bad)) or ''),
                               another)
     try:
-        os.makedirs(prefix, mode=0o755, exist_ok=True)
+        os.makedirs(prefix, mode=0o755, exist_ok=True)     # a umask of 002 would let the group write
         names, status = sorted(os.listdir(prefix)), os.stat(prefix)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise QuickstartError("%s belongs to another user, or others may write to it" % prefix, another)
@@ -138,8 +138,8 @@ def make_venv(venv: str, log: str, *wanted: str) -> str:
     for command, settings in ((pip + ['uv'], None), (uv + list(wanted), uv_env)):
         if run(command, log, settings):
             said = [line[:300] for line in Path(log).read_text(errors='replace').strip().splitlines()[-4:]]
-            raise QuickstartError("EasyBuild could not be installed; %s said:" % ' '.join(command[:3]), *said,
-                                  "all of it: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
+            what = "packages for %s could not be installed; %s said:" % (venv, ' '.join(command[:3]))
+            raise QuickstartError(what, *said, "all of it: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
     return packages
 
 

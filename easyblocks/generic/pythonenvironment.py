@@ -49,8 +49,6 @@ class PythonEnvironment(EasyBlock):
         self.use_own_python = False
         self.recipe, self.is_kept = None, False
         self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
-        if self.cfg['exts_download_dep_fail'] is None:
-            self.cfg['exts_download_dep_fail'] = True
         for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
             self.module_load_environment.remove(variable)
 
@@ -192,7 +190,6 @@ class PythonEnvironment(EasyBlock):
             kind = 'conda' if self.uses_conda else 'virtual'
             packages = ' '.join(self.cfg['python_packages'] + self.cfg['extra_packages'])
             self.dry_run_msg("  * a %s environment will be made in %s with %s", kind, self.installdir, packages)
-            self.dry_run_msg("  * pip will build and install %s into it", self.name)
             return
         if self.cfg['environment_image']:
             require_mksquashfs()
@@ -273,9 +270,8 @@ class PythonEnvironment(EasyBlock):
 
     def make_module_extra(self, *args, **kwargs):
         """Set what activation would set; the environment's packages are found without $PYTHONPATH."""
-        required, self.require_python = getattr(self, 'require_python', None), False
+        self.require_python = False
         txt = super().make_module_extra(*args, **kwargs)
-        self.require_python = required
         txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
                                                      relpath=True)
         if self.cfg['environment_image']:

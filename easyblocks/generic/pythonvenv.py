@@ -231,22 +231,16 @@ class PythonVenv(RunScripts):
                                  "provides it, or name another with --try-amend=python_command=/path/to/python3",
                                  command, ' or '.join(self.cfg['python_versions']) or '3')
 
-        version = python_version(python)
-        allowed = self.cfg['python_versions']
-        if allowed and version not in allowed:
-            raise EasyBuildError("Python %s (%s) is not supported: %s has packages only for Python %s. Load a module "
-                                 "with one of these, or name another Python with "
-                                 "--try-amend=python_command=/path/to/python%s",
-                                 version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
         if self.lock_file:
-            self.check_lock_file(version)
-        self.log.info("Using Python %s at %s", version, python)
+            self.check_lock_file(python_version(python))
+        self.log.info("Using Python %s at %s", python_version(python), python)
         return python
 
     def check_lock_file(self, python_version):
         """Compare the head of the lock file with the easyconfig, this version of Python and the machine."""
         text = read_file(self.lock_file)
         pythons, platforms, locked = read_head(text)
+        pythons = pythons or self.cfg['python_versions']
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if self.is_own_lock_file():
             remedy = 'remove the lock file, and eb makes a new one'
@@ -259,8 +253,9 @@ class PythonVenv(RunScripts):
                    and normalised(re.split(r'[^\w.-]', word)[0]) not in named]
         problem = ''
         if pythons and python_version not in pythons:
-            problem = "is for Python %s, but this is Python %s. Load a module with the former, or change " \
-                      "python_versions and " % (', '.join(pythons), python_version)
+            problem = "is for Python %s, but this is Python %s. Load a module with the former, name it with " \
+                      "--try-amend=python_command=/path/to/python%s, or change python_versions and " % (
+                          ', '.join(pythons), python_version, pythons[-1])
         elif platforms and not set(platforms).intersection(fitting):
             problem = "is for %s, but this machine is %s with %s. Change wheel_platform of the easyconfig and " % (
                 ', '.join(platforms), machine, libc)

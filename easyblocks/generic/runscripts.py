@@ -26,7 +26,7 @@ KEPT = 30 * 24 * 3600
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
 SOURCE = os.path.join(bundle_root(), RUNSCRIPTS_DIR)
 # the runscripts of every PyTorch installation (docs/runscripts.md), and the files that these read
-DEFAULT_RUNSCRIPTS = (
+RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares', VERSION]
     + sorted(os.path.relpath(path, SOURCE) for kind in ['lib/*.bash', 'lib/*.cfg', 'lib/job/*.cfg', 'lib/job/*.py']
              for path in glob.glob(os.path.join(glob.escape(SOURCE), kind)))
@@ -50,7 +50,6 @@ class RunScripts(KeepsPrevious):
             'gpu_visibility': [None, "Variable with which the runscript limits a task to its own GPUs "
                                      "(%s); None: the task sees all GPUs that the scheduler gives it"
                                      % ', '.join(VISIBILITY)],
-            'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path"],
             'site_digest': [None, "Digest of the site values that were added (set by the hooks)"],
             'site_groups': [[], "Opt-in groups of site values to add ('slingtorch sites NAME' lists them)"],
             'site_name': [None, "Name of this machine's site (set by the hooks)"],
@@ -63,7 +62,7 @@ class RunScripts(KeepsPrevious):
 
     def scripts(self):
         """The scripts to install: {path below the installation directory: name to search for in the source path}."""
-        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in list(self.cfg['runscripts']) + [VERSION]}
+        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in RUNSCRIPTS}
 
     def fetch_step(self, *args, **kwargs):
         """Fetch the sources, and find the scripts."""

@@ -329,7 +329,6 @@ class Singularity(RunScripts):
                     digest = transfer_image(transfer, origin, target)
                 else:
                     digest = sha256(target)
-                check_sif(target)
                 with open(target, 'rb') as stream:
                     os.fsync(stream.fileno())  # a file system may report only now that it is full
             except OSError as err:
@@ -409,7 +408,7 @@ class Singularity(RunScripts):
 
     def links(self):
         """Links in bin/: {name: name of the script}."""
-        inside = list(self.cfg['wrappers']) + [name for name in RUNSCRIPT_LINKS if name in self.cfg['runscripts']]
+        inside = list(self.cfg['wrappers']) + RUNSCRIPT_LINKS
         return dict(CONTAINER_LINKS, **dict.fromkeys(inside, 'in-container'))
 
     def write_scripts(self, directory):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # No launcher started this process: is it meant to be the only one? Sourced by ranks.bash if it finds no launcher.
 
-# Variables that give the size of a job: a number of nodes or tasks, a file of one host per line (*FILE), or hosts and
-# slots in turn (*_HOSTS). Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference,
+# Variables that give the size of a job: a number of nodes or tasks, or a file of one host per line
+# (*FILE). Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference,
 # environment variables; sge_pe(5) and qsub(1) of Grid Engine, whose jobs have SGE_TASK_ID; oarsub(1); HTCondor's manual,
 # parallel universe; AWS Batch's guide, multi-node jobs; Fujitsu's job operation manual (PJM_NODE); MPICH's hydra
 # (LOADL_HOSTFILE); HyperQueue's docs, multi-node tasks; Google Batch's API, requireHostsFile; SkyPilot's docs,
 # distributed jobs; LeaderWorkerSet's docs; torch/distributed/argparse_util.py (PET_NNODES, which Kubeflow sets).
-_sizes=SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE,PBS_NODEFILE,PBS_NUM_NODES,LSB_DJOB_HOSTFILE,LSB_MCPU_HOSTS
+_sizes=SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE,PBS_NODEFILE,PBS_NUM_NODES,LSB_DJOB_HOSTFILE
 _sizes+=,PE_HOSTFILE,NHOSTS,OAR_NODEFILE,_CONDOR_NPROCS,AWS_BATCH_JOB_NUM_NODES,PJM_NODE,LOADL_HOSTFILE,HQ_NODE_FILE
 _sizes+=,BATCH_HOSTS_FILE,SKYPILOT_NUM_NODES,LWS_GROUP_SIZE,PET_NNODES
 # rank variables of launchers that give the number of ranks in no known variable: PMIx (prun), jsrun, aprun,
@@ -17,8 +17,7 @@ _unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPT_
 _on_purpose="For a single process use conda-python-simple; for one rank on purpose export RANK=0 WORLD_SIZE=1"
 
 _job_size() {  # NAME -> count: the size that this variable gives
-    local host i IFS=$' \t\r\n'
-    local -a fields
+    local host IFS=$' \t\r\n'
     local -A different=()
     case $1 in
         *FILE)
@@ -26,13 +25,6 @@ _job_size() {  # NAME -> count: the size that this variable gives
                 "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
                 "the container. $_on_purpose"
             while read -r host _ || [[ -n $host ]]; do [[ -z $host ]] || different[$host]=1; done < "${!1}"
-            count=${#different[@]} ;;
-        *_HOSTS)
-            set -f
-            # shellcheck disable=SC2206  # split at blanks
-            fields=(${!1})
-            set +f
-            for ((i = 0; i < ${#fields[@]}; i += 2)); do different[${fields[i]}]=1; done
             count=${#different[@]} ;;
         *)
             _need_number "$1" "${!1}"

@@ -85,7 +85,7 @@ _share_gpus() {
         fi
     fi
     # Fewer GPUs than ranks: the list is already for this rank only, or the ranks share GPUs on purpose.
-    ((${#gpus[@]} > 1 && ${#gpus[@]} >= local_world_size)) || return 0
+    ((${#gpus[@]} >= local_world_size)) || return 0
     share=$((${#gpus[@]} / local_world_size))
     mine=("${gpus[@]:local_rank * share:share}")
     export "$variable=${mine[*]}"

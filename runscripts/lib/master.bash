@@ -10,14 +10,6 @@ _find_master() {
 _find_host() {
     local colons name hosts=$host_names wanting unread='' remedy='Export MASTER_ADDR=<host of rank 0> in the job script'
     if [[ -n ${MASTER_ADDR-} ]]; then
-        # the form of torchrun's --rdzv-endpoint, which many job scripts put here
-        if [[ $MASTER_ADDR =~ ^([[:alnum:]_][[:alnum:]._-]*):([0-9]+)$ ]]; then
-            [[ ${MASTER_PORT:-${BASH_REMATCH[2]}} == "${BASH_REMATCH[2]}" ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR'" \
-                "has a different port than MASTER_PORT='$MASTER_PORT'. Put only the host in MASTER_ADDR"
-            ((RANK)) || _say "MASTER_ADDR='$MASTER_ADDR' is split: MASTER_ADDR=${BASH_REMATCH[1]}" \
-                "MASTER_PORT=${BASH_REMATCH[2]}"
-            MASTER_ADDR=${BASH_REMATCH[1]} MASTER_PORT=${BASH_REMATCH[2]}
-        fi
         colons=${MASTER_ADDR//[!:]/}
         # torch's env:// would use the whole text as a host name and fail much later. An IPv6 address has two colons or
         # more, and a zone (fe80::1%hsn0) if it is link-local.

@@ -76,7 +76,6 @@ _read_row() {  # FIELD...
 _slurm_tasks_on_this_node() {
     local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
     local form='^([1-9][0-9]{0,8})(\(x([1-9][0-9]{0,8})\))?$'
-    [[ -n $list || $world_size -ne 1 ]] || list=1
     [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown." \
         "Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
     _need_number SLURM_NODEID "$node"

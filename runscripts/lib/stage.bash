@@ -147,7 +147,6 @@ _stage() {
     _find_node
     _node_dir=$root/slingtorch-$EUID/stage-$key-$node
     _sent=$root/slingtorch-$EUID-stage-$key
-    _kept=$root/slingtorch-$EUID/image-${key%%-*}-$node
     if ((local_rank == 0)); then _stage_node; else _wait_for_stage; fi
     if ((local_rank == 0)) && [[ -z $staged && -n ${_watch_pipe-} ]]; then
         : > "$_node_dir/done"
@@ -203,7 +202,7 @@ _stage_node() {  # -> staged
     IFS=$' \t' read -r sum _ 2> /dev/null < "$_image.sha256"
     [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb" \
         "--rebuild)"; return 0; }
-    _bring_image "$sum" || return 0
+    _bring_image || return 0
     # from here on nobody else can change the file
     found=$(_sha256 "$_node_dir/image")
     [[ ${found%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256" \
@@ -240,27 +239,23 @@ _is_mine() {
 }
 
 # Brings the image to $_node_dir/image: by sbcast from rank 0, or by a copy that each node makes.
-_bring_image() {  # SHA256
+_bring_image() {
     local several=$((world_size > local_world_size)) status='' size free now end
     local -a sbcast=(sbcast --jobid="${SLURM_JOB_ID-}${_step:+.$_step}")
-    _kept+=-$1
-    [[ ! -f $_kept || ! -O $_kept ]] || ln -- "$_kept" "$_node_dir/image" 2> /dev/null || :
     size=$(stat -L -c %s -- "$_image" 2> /dev/null) || { _not_staged "$_image is missing or not readable"; return; }
     if ((several)) && [[ -n ${SLURM_JOB_ID-} ]] && type -P sbcast > /dev/null; then
         if ((rank == 0)); then
             status=failed
-            if [[ ! -f $_node_dir/image ]]; then
-                ! _long "${sbcast[@]}" "$_image" "$_sent" || status=ok
-                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node now copies" \
-                    "the image from the shared file system"
-            fi
+            ! _long "${sbcast[@]}" "$_image" "$_sent" || status=ok
+            [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node now copies" \
+                "the image from the shared file system"
             # sbcast also tells the nodes whether they have the image; even if it failed, it reaches most of them.
             printf '%s\n' "$status" > "$_node_dir/status"
             _long "${sbcast[@]}" "$_node_dir/status" "$_sent.$status" 2> /dev/null
         fi
         _now
         end=$((now + _stage_timeout))
-        while [[ -z $status && ! -f $_node_dir/image ]]; do
+        while [[ -z $status ]]; do
             if [[ -O $_sent.ok ]]; then status=ok
             elif [[ -O $_sent.failed ]]; then status=failed
             elif _now && ((now > end)); then
@@ -299,7 +294,6 @@ _open_image() {
             words="$program: $words"
         done
     fi
-    [[ -z ${SLINGTORCH_STAGE_KEEP-} ]] || ln -f -- "$_node_dir/image" "$_kept"
     if [[ -e $_node_dir/env/bin/python ]]; then
         rm -f -- "$_node_dir/image"
     elif type -P unsquashfs > /dev/null; then

@@ -240,7 +240,7 @@ class MPIBackend::Call {
     }
     const auto device = tensor.device();
     static const bool staging = is_set("SLINGMPI_HOST_STAGING", "1");
-    static const bool takes = takes_gpu_memory(device.type());
+    static const bool takes = takes_gpu_memory();
     TORCH_CHECK(
         takes || staging, name_, ": the tensor is on ", device.str(), ", and this MPI does not take GPU memory: ",
         library_version(), ". Cray MPICH: export MPICH_GPU_SUPPORT_ENABLED=1, and load the module of the "
@@ -298,10 +298,7 @@ void need_lists(const char* name, size_t lists, size_t tensors, const std::vecto
 }
 
 Reduction reduction(at::ScalarType type, const ReduceOp& op) {
-  std::unique_lock<std::mutex> lock(Engine::get().mutex, std::defer_lock);
-  if (at::isReducedFloatingType(type) || type == at::kComplexHalf) {
-    lock.lock();    // it may have to make an operation of MPI
-  }
+  std::lock_guard<std::mutex> guard(Engine::get().mutex);    // it may have to make an operation of MPI
   return reduction_of(type, op);
 }
 
@@ -310,8 +307,7 @@ void multiply_first(const ReduceOp& op, const at::Tensor& memory) {
   if (op.op_ != ReduceOp::PREMUL_SUM) {
     return;
   }
-  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(factor != nullptr, "PREMUL_SUM has no factor: make it with torch.distributed._make_nccl_premul_sum");
+  const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (factor->tensor_factor.defined()) {
     memory.mul_(factor->tensor_factor.to(memory.device()));
   } else {
@@ -349,10 +345,8 @@ MPIBackend::MPIBackend(const std::vector<int64_t>& ranks, std::chrono::milliseco
   check(status, "MPI_Comm_create_group");
   check(MPI_Comm_set_errhandler(communicator_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   int *largest = nullptr, found = 0;
-  check(MPI_Comm_get_attr(communicator_->comm, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
-  if (found) {
-    communicator_->largest_tag = *largest;
-  }
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+  communicator_->largest_tag = *largest;
 }
 
 MPIBackend::~MPIBackend() {
@@ -368,10 +362,6 @@ void MPIBackend::shutdown() {
 
 void MPIBackend::abort() {
   Engine::get().fail(*communicator_, "the process group was aborted by the program");
-}
-
-c10::intrusive_ptr<c10d::Backend::Options> MPIBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(getBackendName(), timeout_);
 }
 
 MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -404,8 +394,8 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
   }
   multiply_first(op, memory);
   call.stage([=](Requests& requests) {
-    in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
-      auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
+    in_parts(memory.numel(), [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset * memory.element_size();
       auto* request = &requests.emplace_back();
       check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, request), "MPI_Iallreduce");
     });
@@ -415,7 +405,6 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
 } // namespace
 
 MPIBackend::WorkPtr MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce: no tensor");
   Call call(*this, OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, opts.timeout);
   call.alike(tensors, -1, opts.reduceOp);
   for (const auto& tensor : tensors) {
@@ -446,8 +435,8 @@ MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   }
   multiply_first(opts.reduceOp, memory);
   call.stage([=, here = root == rank_](Requests& requests) {
-    in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
-      auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
+    in_parts(memory.numel(), [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset * memory.element_size();
       check(MPI_Ireduce(
                 here ? MPI_IN_PLACE : place, here ? place : nullptr, count, how.type, how.op, root, comm,
                 &requests.emplace_back()),
@@ -553,8 +542,6 @@ MPIBackend::WorkPtr MPIBackend::_allgather_base(
 
 MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor: ", inputs.size(), " tensors, but ",
-                    outputs.size(), " for results");
   Call call(*this, OpType::COALESCED, "mpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
   call.alike(inputs);
   for (size_t number = 0; number < inputs.size(); ++number) {
@@ -615,12 +602,12 @@ void add_reduce_scatter(
     call.after([to, size] { to.div_(size); });
   }
   multiply_first(op, rows);
-  const int64_t numel = to.numel(), count = numel * how.parts;
-  TORCH_CHECK_VALUE(count <= largest_count, "reduce_scatter: ", numel, " elements for each rank are more than one call "
+  const int64_t numel = to.numel();
+  TORCH_CHECK_VALUE(numel <= largest_count, "reduce_scatter: ", numel, " elements for each rank are more than one call "
                     "of MPI takes. Share them out over several");
   call.stage([=](Requests& requests) {
     check(MPI_Ireduce_scatter_block(
-              memory_of(rows), memory_of(to), static_cast<int>(count), how.type, how.op, comm,
+              memory_of(rows), memory_of(to), static_cast<int>(numel), how.type, how.op, comm,
               &requests.emplace_back()),
           "MPI_Ireduce_scatter_block");
   });
@@ -654,8 +641,6 @@ MPIBackend::WorkPtr MPIBackend::_reduce_scatter_base(
 
 MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor: ", inputs.size(), " tensors, but ",
-                    outputs.size(), " for results");
   Call call(*this, OpType::_REDUCE_SCATTER_BASE, "mpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
   call.alike(outputs, -1, opts.reduceOp);
   for (size_t number = 0; number < inputs.size(); ++number) {

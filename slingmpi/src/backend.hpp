@@ -52,8 +52,6 @@ class MPIBackend : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   // virtual in newer releases of PyTorch alone
-  c10::intrusive_ptr<Options> getBackendOptions();
-  void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   void abort();
   void shutdown();
 

@@ -199,10 +199,6 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void Operation::abort() {
-  Engine::get().fail(*communicator_, "an operation of it was aborted by the program");
-}
-
 Engine& Engine::get() {
   static auto* engine = new Engine;    // never destroyed: threads of Python may outlive static objects
   return *engine;
@@ -343,15 +339,14 @@ bool Engine::progress() {
       if (communicator.broken.empty()) {
         communicator.broken = "an earlier operation of it failed";
       }
-      for (auto other = active_.begin(); other != active_.end();) {
-        if ((*other)->communicator_ == failure.first->communicator_) {
-          abandoned_.push_back(*other);
-          ended.emplace_back(*other, failure.second);
-          other = active_.erase(other);
-        } else {
-          ++other;
-        }
+      const auto others = std::stable_partition(active_.begin(), active_.end(), [&](const OperationPtr& other) {
+        return other->communicator_ != failure.first->communicator_;
+      });
+      for (auto other = others; other != active_.end(); ++other) {
+        abandoned_.push_back(*other);
+        ended.emplace_back(*other, failure.second);
       }
+      active_.erase(others, active_.end());
       communicator.waiting.clear();
       ended.push_back(std::move(failure));
     }
@@ -383,7 +378,6 @@ void Engine::fail(Communicator& communicator, const std::string& why) {
 }
 
 void Engine::run() {
-  pthread_setname_np(pthread_self(), "slingmpi");
   prctl(PR_SET_TIMERSLACK, 1000UL);    // short naps are short: 50 us more by default
   sigset_t signals;
   sigfillset(&signals);

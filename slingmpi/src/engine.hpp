@@ -37,9 +37,7 @@ struct Communicator {
   ~Communicator();
 
   MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0;
-  int size = 1;
-  int largest_tag = 32767;
+  int rank, size, largest_tag;
   std::string name;                   // for messages: group 0 (rank 1 of 4)
   std::deque<OperationPtr> waiting;   // collectives whose last stage has not begun, in the order of the program
   std::string broken;                 // why nothing can be started any more
@@ -77,7 +75,6 @@ class Operation : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
-  void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
@@ -120,9 +117,7 @@ class Engine {
   void require_running() const;
 
   std::mutex mutex;    // around MPI, the operations and the communicators
-  int world_rank = 0;
-  int world_size = 1;
-  int thread_level = MPI_THREAD_SINGLE;
+  int world_rank, world_size, thread_level;    // known once MPI runs
 
   struct Waiter {
     Waiter();

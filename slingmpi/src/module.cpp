@@ -16,7 +16,6 @@ c10::intrusive_ptr<c10d::Backend> create(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace slingmpi;
   using released = py::call_guard<py::gil_scoped_release>;
-  module.doc() = "torch.distributed over MPI: see slingmpi/__init__.py";
   module.def("start", [] {
     auto& engine = Engine::get();
     engine.start();
@@ -25,8 +24,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("create", &create, released(), py::arg("ranks"), py::arg("timeout_ms"), py::arg("name"));
   module.def("stop", [] { Engine::get().stop(); }, released());
   module.def("library_version", &library_version);
-  module.def("thread_level", [] { return Engine::get().thread_level; });
-  module.def("takes_gpu_memory", [] { return takes_gpu_memory(c10::DeviceType::CUDA); });
+  module.def("takes_gpu_memory", &takes_gpu_memory);
   module.def("split_counts_above", [](int64_t count) { largest_count = count; },
              "For tests: elements and bytes that one call of MPI gets at most");
 }

@@ -78,7 +78,6 @@ MPI_User_function* own_function(ReduceOp::RedOpType op) {
 }
 
 MPI_Op own_op(at::ScalarType type, ReduceOp::RedOpType op) {
-  type = type == at::kComplexHalf ? at::kHalf : type;
   auto* function = type == at::kBFloat16 ? own_function<c10::BFloat16>(op)
       : type == at::kHalf                ? own_function<c10::Half>(op)
       : type == at::kFloat               ? own_function<float>(op)
@@ -100,9 +99,6 @@ MPI_Datatype number_type(at::ScalarType type) {
     case at::kShort: return MPI_INT16_T;
     case at::kInt: return MPI_INT32_T;
     case at::kLong: return MPI_INT64_T;
-    case at::kUInt16: return MPI_UINT16_T;
-    case at::kUInt32: return MPI_UINT32_T;
-    case at::kUInt64: return MPI_UINT64_T;
     case at::kFloat: return MPI_FLOAT;
     case at::kDouble: return MPI_DOUBLE;
     case at::kComplexFloat: return MPI_C_FLOAT_COMPLEX;
@@ -154,10 +150,9 @@ Reduction reduction_of(at::ScalarType type, const ReduceOp& op) {
     const bool divides = at::isFloatingType(type) || at::isComplexType(type);
     wanted = divides ? ReduceOp::SUM : ReduceOp::UNUSED;
   }
-  if (type == at::kHalf || type == at::kBFloat16 || type == at::kComplexHalf) {
+  if (type == at::kHalf || type == at::kBFloat16) {
     found.type = two_bytes();
-    found.parts = type == at::kComplexHalf ? 2 : 1;
-    found.op = found.parts == 2 && wanted != ReduceOp::SUM ? MPI_OP_NULL : own_op(type, wanted);
+    found.op = own_op(type, wanted);
     found.own = true;
   } else if (type == at::kBool) {
     found.type = MPI_UINT8_T;
@@ -239,9 +234,8 @@ Function* function_of_mpi(const char* name) {
 
 } // namespace
 
-bool takes_gpu_memory(c10::DeviceType device) {
-  // PyTorch for ROCm calls its GPUs "cuda" too
-  const bool rocm = device == c10::DeviceType::HIP || maps("/libamdhip64.so");
+bool takes_gpu_memory() {
+  const bool rocm = maps("/libamdhip64.so");
   // Cray MPICH: intro_mpi(3), "GPU Support": this variable, and the GPU Transport Layer in the process
   const char* enabled = std::getenv("MPICH_GPU_SUPPORT_ENABLED");
   if (enabled != nullptr && std::string(enabled) == "1" && maps(rocm ? "/libmpi_gtl_hsa.so" : "/libmpi_gtl_cuda.so")) {

@@ -21,7 +21,6 @@ extern int64_t largest_count;
 struct Reduction {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_Op op = MPI_OP_NULL;
-  int64_t parts = 1;      // elements of `type` for one of the tensor: 2 for the halves of a complex number
   bool own = false;       // the operation is a function of ours, which runs on the host
 };
 
@@ -42,9 +41,9 @@ class Bytes {
   MPI_Datatype type = MPI_BYTE;
 };
 
-// Whether this MPI takes pointers to memory of that kind of GPU. Its own answer where it has a query function,
+// Whether this MPI takes pointers to memory of this machine's GPUs. Its own answer where it has a query function,
 // Cray MPICH's setting and GTL library where not.
-bool takes_gpu_memory(c10::DeviceType device);
+bool takes_gpu_memory();
 
 // The first line of what MPI says of itself.
 std::string library_version();

@@ -9,9 +9,6 @@ from typing import Any
 from slingtorch import sites
 from slingtorch.job.records import FORMAT, VERSION, BenchError, parse_size, table, wrong_values
 
-NOTHING_COMPARED = 3
-"""Exit status when a verdict was requested but there is no reference figure."""
-
 
 def read(path: str) -> dict:
     """The record in a file; BenchError if it has none."""
@@ -24,8 +21,6 @@ def read(path: str) -> dict:
         if not all(line.isprintable() for line in show(record)):
             raise ValueError("it has control characters")
         return record
-    except OSError as err:
-        raise BenchError("%s cannot be read: %s" % (path, err.strerror))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as err:
         raise BenchError("%s is not a result of bench (%s: %s): give the file that '--bench --json FILE' of this "
                          "slingtorch wrote" % (path, type(err).__name__, ascii(str(err))[1:-1]))
@@ -44,7 +39,7 @@ def index(record: dict) -> dict:
 
 def judge(record: dict, site: Any) -> tuple:
     """Compare with the site's reference figures: (lines, whether all is good, or None if nothing could be compared)."""
-    rows, lines, well = index(record), [], None
+    rows, lines, verdicts = index(record), [], []  # type: dict, list, list
     shape = record['nodes'], record['ranks_per_node']
     for reference in site.references:
         what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,
@@ -57,10 +52,11 @@ def judge(record: dict, site: Any) -> tuple:
         else:
             wanted, found = float(reference.bus_bandwidth), row['bus_bandwidth']
             good = found >= wanted * (1 - float(reference.tolerance)) and not row['wrong']
-            well = good and well is not False
+            verdicts.append(good)
             lines.append("%s: %s: %.4g GB/s, %.2f of the reference %.4g (tolerance %s; %s)" % (
                 'good' if good else 'WRONG VALUES' if row['wrong'] else 'TOO SLOW', what, found, found / wanted, wanted,
                 reference.tolerance, reference.source))
+    well = all(verdicts) if verdicts else None
     if well is False:
         lines.append("look for the reason: the network in the lines above (with TCP or Socket, the plugin was not "
                      "used), the variables NCCL_* and FI_* (slingtorch sites %s), other jobs on the same nodes"
@@ -75,12 +71,11 @@ def judge(record: dict, site: Any) -> tuple:
 def draw(record: dict, path: str) -> None:
     """Plot bus bandwidth by size to a file: a line for each backend and operation."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise BenchError("--plot needs matplotlib: %s -m pip install matplotlib" % sys.executable)
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    picture, axes = pyplot.subplots(figsize=(9, 6))
+    picture = Figure(figsize=(9, 6))
+    axes = picture.subplots()
     for kind, operation in dict.fromkeys((row['kind'], row['operation']) for row in record['results']):
         axes.plot(*zip(*((row['size'], row['bus_bandwidth']) for row in record['results']
                          if (row['kind'], row['operation']) == (kind, operation))), marker='o',
@@ -107,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.site:
         lines, well = judge(record, sites.load(args.site))
         print('\n'.join([''] + lines))
-        status = status or {True: 0, False: 1, None: NOTHING_COMPARED}[well]
+        status = status or {True: 0, False: 1, None: 3}[well]
     return status
 
 

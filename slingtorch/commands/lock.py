@@ -35,7 +35,7 @@ def parameters_of(path: str) -> dict:
 
 
 def read_easyconfig(path: str) -> dict:
-    """What an easyconfig specifies about its packages: name, lock_file (path), and the lists wanted, index_urls,
+    """What an easyconfig specifies about its packages: lock_file (path), and the lists wanted, index_urls,
     python_versions and platforms; RuntimeError if it is not a PythonVenv easyconfig with a list of packages."""
     from easybuild.framework.easyconfig.easyconfig import resolve_template
     from easybuild.tools.build_log import EasyBuildError
@@ -44,8 +44,8 @@ def read_easyconfig(path: str) -> dict:
         strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
 
-        def texts(key, default=()):
-            values = resolve_template(params.get(key, default), strings)
+        def texts(key):
+            values = resolve_template(params.get(key, ()), strings)
             if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
                 raise RuntimeError("%s: %s is %r, but must be a list of strings" % (file_name, key, values))
             return list(values)
@@ -53,14 +53,14 @@ def read_easyconfig(path: str) -> dict:
         sources = texts('sources')
         values = {key: texts(key) for key in ('python_packages', 'extra_packages', 'index_urls', 'python_versions')}
         values['wheel_platform'] = params.get('wheel_platform', 'manylinux_2_28_x86_64')
-        found = dict(lockfile.recipe_of(values), name=strings['name'])
+        found = lockfile.recipe_of(values)
     except (EasyBuildError, KeyError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
         raise RuntimeError("%s lists no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
                            "'PythonVenv' and a list python_packages" % file_name)
     lock_file = sources[0] if sources else ''
-    if '%(' in lock_file or os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
+    if os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
         raise RuntimeError("%s: the first of 'sources' is '%s', but must be the name of the lock file beside the "
                            "easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
                            % (file_name, lock_file))

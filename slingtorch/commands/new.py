@@ -11,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-import urllib.request
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slingtorch import gpus, lockfile, sites
@@ -50,7 +48,7 @@ class Wanted:
     """What a project requires: lines (requirements), projects ([(directory, extras)]), index_urls, links."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.directory = path, os.path.dirname(path)
+        self.directory = os.path.dirname(path)
         self.lines, self.projects, self.index_urls, self.links = [], [], [], []  # type: list, list, list, list
         self.replaced = ''
 
@@ -107,6 +105,19 @@ def read_toml(path: str) -> Dict[str, Any]:
         raise RuntimeError("%s cannot be read: %s. For a project, 'uv lock' writes a uv.lock: name that" % (path, err))
 
 
+def fault_of(project: Any) -> str:
+    """What in a project's table does not have the form of pyproject.toml; '' if nothing."""
+    if not isinstance(project, dict):
+        return "project must be a table"
+    if not isinstance(project.get('requires-python', ''), str):
+        return "requires-python must be a text"
+    optional = project.get('optional-dependencies', {})
+    lists = [project.get('dependencies', []), *(optional.values() if isinstance(optional, dict) else [optional])]
+    if not all(isinstance(entry, list) and all(isinstance(line, str) for line in entry) for entry in lists):
+        return "dependencies and each of the optional-dependencies must be lists of texts"
+    return ''
+
+
 def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]) -> Tuple[Wanted, str]:
     """What a project requires, and the marker of the machines that it supports; '' for all."""
     wanted, name = Wanted(path), os.path.basename(path)
@@ -118,6 +129,9 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         return wanted, ''
     toml = read_toml(path)
     project = toml if name == 'uv.lock' else toml.get('project', {})
+    fault = fault_of(project)
+    if fault:
+        raise RuntimeError("%s does not have the form of a project: %s" % (path, fault))
     markers = [re.sub(r'^\s*([<>=!~]+)\s*(\S+)\s*$', r"python_full_version \1 '\2'", part)
                for part in project.get('requires-python', '').split(',') if part]
     if project is toml:
@@ -136,7 +150,7 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         # uv only warns of these; those of a project whose build computes them are not known here
         known = {lockfile.normalised(extra) for extra in project.get('optional-dependencies', {})}
         unknown = [extra for extra in extras if lockfile.normalised(extra) not in known]
-        if unknown and project and 'optional-dependencies' not in project.get('dynamic', []):
+        if unknown and project and 'optional-dependencies' not in str(project.get('dynamic')):
             raise RuntimeError("%s does not have the extra '%s'" % (path, unknown[0]))
         wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
     else:
@@ -145,8 +159,6 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
             wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
         except KeyError as err:
             raise RuntimeError("%s does not have %s" % (path, err))
-        if not all(isinstance(line, str) for line in wanted.lines):
-            raise TypeError("its dependencies must be texts")
     return wanted, ' and '.join('(%s)' % marker for marker in markers if marker)
 
 
@@ -208,46 +220,24 @@ def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str,
             os.rename(path, os.path.join(directory, os.path.basename(path)))
 
 
-def check_for_torch(text: str, on: Dict[str, Any], pages: List[str]) -> None:
-    """Refuse wheels that were compiled for another torch than that of `on`; name those on these pages that fit."""
-    torch = on['pins']['torch'].split('.')[:2]
+def check_for_torch(text: str, on: Dict[str, Any]) -> None:
+    """Refuse wheels that were compiled for another torch than that of `on`."""
     for name, version in re.findall(r'^([\w.-]+)==([^\s;]+)', text, re.M):
         found = FOR_TORCH.search(version)
-        if not found or list(found.groups()) == torch:
-            continue
-        files = []  # type: List[str]
-        for page in pages:
-            if '://' in page:
-                with urllib.request.urlopen(page, timeout=15) as stream:
-                    links = re.findall(r'href="([^"]+\.whl)', stream.read().decode('utf-8', 'replace'))
-                files += [urllib.parse.unquote(urllib.parse.urljoin(page, link)) for link in links]
-            else:
-                files += glob.glob(os.path.join(glob.escape(page), '*.whl'))
-        fits = [path for path in files
-                if lockfile.normalised(os.path.basename(path).split('-')[0]) == name
-                and [list(match.groups()) for match in [FOR_TORCH.search(os.path.basename(path))] if match] == [torch]]
-        raise RuntimeError("%s %s is compiled for PyTorch %s, but %s has %s. %s" % (
-            name, version, '.'.join(found.groups()), on['file'], on['pins']['torch'],
-            "These wheels fit: %s. Choose one: %s @ ADDRESS" % (', '.join(sorted(fits)), name) if fits else
-            "No page has a wheel that fits: use another --on, or omit this package"))
+        if found and list(found.groups()) != on['pins']['torch'].split('.')[:2]:
+            raise RuntimeError("%s %s is compiled for PyTorch %s, but %s has %s. Name a wheel that fits (%s @ "
+                               "https://...whl), or use another --on"
+                               % (name, version, '.'.join(found.groups()), on['file'], on['pins']['torch'], name))
 
 
-def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> RuntimeError:
-    """uv's message, shortened, with the requirements that it mentions and a remedy."""
-    because = ' '.join(re.findall(r'(?:cause: |^\s+)((?:Because|And) .*)', str(error), re.M))
+def without_solution(error: RuntimeError, source: str, on: Dict[str, Any]) -> RuntimeError:
+    """uv's message about packages that do not go together, with the remedy for a project."""
+    because = '\n'.join(re.findall(r'(?:cause: |^\s+)((?:Because|And) .*)', str(error), re.M))
     if not because:
         return error
-    names = {lockfile.normalised(name) for name in re.findall(r'[A-Za-z][\w.-]*', because)}
-    lines = ["  %s: %s" % (os.path.basename(wanted.path), line) for line in wanted.lines
-             if lockfile.normalised(re.split(r'[^\w.-]', line)[0]) in names]
-    lines += ["  %s: torch==%s" % (on['file'], on['pins']['torch'])] if 'torch' in names else []
-    remedy = "Change one of them, or name another easyconfig with --on ('eb --search PyTorch-')"
-    if 'no usable wheels' in because or 'no wheels' in because:
-        remedy = "Only wheels are installed. Name a wheel that is published for this Python and PyTorch: NAME @ " \
-            "https://...whl; or build one: --build REQUIREMENT"
-    elif 'not found in the package registry' in because or 'there is no version' in because:
-        remedy = "No index in pip's configuration has this package ('pip config list'): is the name right?"
-    return RuntimeError("the packages conflict. The output of uv is:\n%s\n%s\n%s" % (because, '\n'.join(lines), remedy))
+    return RuntimeError("the packages cannot be had together. The output of uv is:\n%s\nChange a requirement in %s, "
+                        "name another easyconfig than %s with --on, or, where only a wheel is missing, build one: "
+                        "--build REQUIREMENT" % (because, source, on['file']))
 
 
 def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
@@ -258,10 +248,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
     on = read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
     settings = lockfile.pip_settings(python)
-    try:
-        wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
-    except (AttributeError, TypeError) as err:      # a text where a table or list must be, and the like
-        raise RuntimeError("%s does not have the form of a project: %s" % (args.source, err))
+    wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
     version = chosen_python(args.python, site, on)
     machine = site.processor if site.generations else os.uname().machine
     platforms = on.get('wheel_platform', 'manylinux_2_28_x86_64')
@@ -285,7 +272,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         lines = ['%s==%s' % (name, pins[name]) for name in FAMILY if name in pins and name in named.union(['torch'])]
         lines += [line for line in dict.fromkeys(wanted.lines + ['pip']) if line not in FAMILY or line not in pins]
         recipe = {'wanted': lines, 'index_urls': on['index_urls'] + wanted.index_urls, 'python_versions': [version],
-                  'platforms': platforms, 'name': args.name, 'more_urls': on['more_urls'], 'links': wanted.links}
+                  'platforms': platforms, 'more_urls': on['more_urls'], 'links': wanted.links}
         for number in itertools.count(1):
             day = time.strftime('%Y%m%d') + ('.%d' % number if number > 1 else '')
             stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
@@ -295,9 +282,9 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         try:
             lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, here)), settings)
         except RuntimeError as err:
-            raise conflict(err, wanted, on)
+            raise without_solution(err, os.path.basename(args.source), on)
         with open(locked) as stream:
-            check_for_torch(stream.read(), on, wanted.links + settings.get('find-links', '').split())
+            check_for_torch(stream.read(), on)
         shown = [('site_dependencies', on['site_dependencies']), ('python_versions', [version]),
                  ('wheel_platform', platforms), ('index_urls', recipe['index_urls'] or on['more_urls'])]
         # an image if the site stages jobs automatically

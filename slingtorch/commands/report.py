@@ -20,8 +20,7 @@ DEFAULT_NAME = 'slingtorch-report.txt'
 HEAD_BYTES, TAIL_BYTES = 128 << 10, 512 << 10
 # variables of EasyBuild, the bundle and the network libraries; no others are written
 VARIABLES = re.compile(r'(SLINGTORCH|RUNSCRIPTS|EASYBUILD|MPICH|FI|NCCL|RCCL|OFI_NCCL|GLOO|TORCH_NCCL)_|RUNSCRIPTS$')
-NO_TEXT = re.compile(rb'[\x01-\x06\x0e-\x1a\x1c-\x1f]')
-# colours, window titles, and other characters that plain text does not have
+# colours, window titles, and other characters that plain text does not have; a node that crashed leaves zeros
 CONTROLS = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]')
 
 
@@ -63,7 +62,7 @@ def variables(environ: Mapping[str, str]) -> str:
 
 
 def read_parts(path: str) -> Optional[List[str]]:
-    """A file's text in one part, or its beginning and end, cut at line ends; None if it is not a plain text file."""
+    """A file's text in one part, or its beginning and end, cut at line ends; None if it is not a plain file."""
     # O_NONBLOCK: opening a named pipe would wait
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), 'rb') as stream:
         status = os.fstat(stream.fileno())
@@ -74,10 +73,6 @@ def read_parts(path: str) -> Optional[List[str]]:
             stream.seek(-TAIL_BYTES, os.SEEK_END)
             # drop the cut lines: nobody could recognise a secret in a part of a word
             parts = [parts[0][:HEAD_BYTES].rpartition(b'\n')[0], stream.read(TAIL_BYTES).partition(b'\n')[2]]
-    # a node that crashed leaves runs of zeros in its log
-    parts = [part.replace(b'\0', b'') for part in parts]
-    if any(len(NO_TEXT.findall(part)) * 50 > len(part) for part in parts):
-        return None
     return [part.decode(errors='replace') for part in parts]
 
 
@@ -88,9 +83,6 @@ def write_new(path: str, text: str) -> None:
     except FileExistsError:
         raise RuntimeError("%s already exists and is not overwritten: remove it, or name another file: slingtorch "
                            "report --output FILE" % path)
-    except FileNotFoundError:
-        os.getcwd()     # raises a clearer error if the working directory is gone
-        raise
     try:
         with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
             stream.write(text)
@@ -110,7 +102,7 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
         except OSError as err:
             raise RuntimeError("%s: %s. Name a log, a job script or check's JSON" % (path, err.strerror))
         if parts is None:
-            raise RuntimeError("%s is not text. Name a log, a job script or check's JSON" % path)
+            raise RuntimeError("%s is not a file. Name a log, a job script or check's JSON" % path)
         text = CONTROLS.sub('', '\n\n[... the middle is omitted ...]\n\n'.join(parts).replace('\r', '\n'))
         title = "File " + os.path.abspath(path)
         print("===== %s =====\n%s\n" % (title, text))

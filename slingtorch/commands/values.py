@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from slingtorch import gpus, sites
+from slingtorch import sites
 from slingtorch.job import elf, look, nccl
 from slingtorch.job.findings import Report
 from slingtorch.job.machine import Machine
@@ -184,11 +184,6 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     if wanted and own.kind != wanted:
         said.append("this PyTorch is for %s, but the GPUs of this machine are %s's: it cannot use them" % (
             sites.NAMES_OF_GPUS.get(own.kind or '', 'processors'), KINDS_OF_GPUS[wanted]))
-    driver = machine.nvidia_driver()
-    needs = gpus.oldest_drivers().get(int(own.toolkit.split('.')[0])) if own.kind == 'cuda' else None
-    if driver and needs and int(driver.split('.')[0]) < needs:
-        said.append("driver %s of this node is too old for CUDA %s, which needs %d or newer: use a PyTorch for an "
-                    "older CUDA, or NVIDIA's cuda-compat" % (driver, own.toolkit, needs))
     # the environment with the new values
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []
@@ -203,7 +198,4 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     if mpis and not before.get('SLINGTORCH_MPI'):
         said.append("%s is installed and uses an MPI that must understand your launcher: with 'export "
                     "SLINGTORCH_MPI=auto' each rank checks this" % ' and '.join(mpis))
-    if re.match(r'\d', before.get('OMP_NUM_THREADS', '')):
-        said.append("OMP_NUM_THREADS=%s is set and kept. If you unset it, each rank chooses by its number of cores"
-                    % before['OMP_NUM_THREADS'])
     return said

@@ -41,8 +41,7 @@ def outputs(directory: str) -> List[str]:
 def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
     """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
     faults = read_faults()
-    rules = read_rules(faults=faults, check=False)
-    log, dumps, logs = Log(rules), [], []
+    log, dumps, logs = Log(read_rules(faults)), [], []
     for path in paths:
         if not os.path.isdir(path):
             logs.append(path)
@@ -58,9 +57,7 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
         logs += inside
     for path in logs:
         try:
-            name, stream = open_log(path)
-            with stream:
-                log.read(name, stream)
+            log.read(*open_log(path))
         except OSError as err:
             raise ExplainError("%s cannot be read: %s. Name the output of a job (slurm-JOB.out), or '-'"
                                % (path, err.strerror))

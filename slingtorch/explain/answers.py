@@ -27,9 +27,8 @@ class Answer:
         groups = self.finding.groups
         text = re.sub(r'\{(\w+)\}', lambda match: shortened(groups.get(match.group(1))) or '\0', self.fault.cause)
         # a group that found nothing leaves neither its blank, nor its brackets
-        text = re.sub(r'\s*\((?:status )?[\0\s]+\)', '', text.replace('(\0 ', '('))
-        text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', text)
-        text = re.sub(r'\s+', ' ', re.sub(r'\s*\(\s*\)', '', text)).strip(' :,')
+        text = re.sub(r'\s*\((?:status)?\s*\)', '', re.sub(r'\s*\0', '', text)).replace('( ', '(')
+        text = re.sub(r'\s+', ' ', text).strip(' :,')
         if self.finding.rule.blame and 0 < len(self.finding.nodes) <= MAX_BLAMED:
             ranks = ', ' + ranks_text(self.finding.ranks) if self.finding.ranks else ''
             text = '%s%s: %s' % (', '.join(sorted(self.finding.nodes)), ranks, text)
@@ -81,8 +80,8 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
     found = []
     for rule, finding in log.findings.items():
         if not rule.fact and true.issuperset(rule.needs) and not true.intersection(rule.unless):
-            different, size = len(finding.distinct), finding.groups.get(rule.of)
-            if not rule.distinct or (different < int(size) if size else different >= rule.times):
+            different, size = len(finding.distinct), finding.groups.get('size')
+            if not rule.distinct or (different < int(size) if size else different > 1):
                 found.append(finding)
     log.compare_ranks(found)
     for finding in found:
@@ -110,6 +109,6 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
     weak = [finding for finding in told.values() if finding.level == 'weak']
     if log.thinned:
         log.remarks.append("the log has very many similar lines: not all of them were counted")
-    ordered = sorted(told.values(), key=lambda one: (LEVELS.index(one.level) > 3, order(one)))
+    ordered = sorted(told.values(), key=lambda one: one.level not in REASONS)
     return [Answer(faults[finding.rule.name], finding, true, log.phase(finding))
             for finding in ordered if finding not in weak[MAX_LIKELY:]]

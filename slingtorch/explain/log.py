@@ -5,22 +5,18 @@ regular expression. What rules find is kept with its place, its ranks and nodes,
 """
 import re
 import zlib
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from slingtorch.job.findings import ranks_text
 from slingtorch.explain.tables import BROAD, REASONS, Rule
-
-Calls = List[Tuple[Tuple[str, int], List[int]]]     # ((operation, number), ranks that called it)
 
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
 GROUP = 100             # characters of a group that a cause names
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
-MATCHES = 50000         # lines that are compared with expressions; later, only those unlike all before are
-MAX_KINDS = 50000       # of lines that are remembered then
-MISSES = 100            # lines that differ in numbers alone and were none of a rule's, before it skips them
-ALIKE = 1000            # lines that differ in numbers alone and are looked at then
+ALIKE = 10000           # lines that differ in numbers alone, before a rule skips the others
+MAX_KINDS = 50000       # of lines that are counted for this
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 20   # bytes of short lines that are remembered
@@ -28,8 +24,6 @@ WENT_ON = 3             # steps of a program after a line, by which the line did
 TAIL = 1 << 16          # bytes at the end of a block in which progress and trouble are looked for
 QUOTED = 3              # lines that are quoted where no fault is known
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
-# times, measurements, addresses; no status and no rank
-COUNTED = re.compile(rb'\d{4,}|\d+(?=[:.]\d)|(?<=\d[:.])\d+')
 
 # a program that trains: steps, losses, epochs, tokens per second, a progress bar, a checkpoint that was saved
 PROGRESS_TEXTS = (b'loss', b'Loss', b'step', b'Step', b'iter', b'Iter', b'epoch', b'Epoch', b'it/s', b's/it',
@@ -42,8 +36,8 @@ FAILED = re.compile(r'(?i)error|fail|abort|traceback|timed? ?out|exception|kille
 SOFT = re.compile(r'\bW(?:ARN(?:ING)?|arning)\b|\[W\d|\bINFO\b|\w+Warning:|\bDEBUG\b')
 LOUD = re.compile(r'NCCL|NET/OFI|MPICH|GTL|libfabric|<warn>')
 # what is worth quoting where nothing is known, and what sound logs have of it
-TROUBLE = re.compile(rb'(?i)\b(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|denied|refused|'
-                     rb'invalid|cannot|unable)\b')
+TROUBLE = re.compile(rb'(?i)(?:\b|\x1b\[[\d;]*m)(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|'
+                     rb'denied|refused|invalid|cannot|unable)\b')
 SOUND = re.compile(
     rb'(?i)(?:Future|User|Deprecation|Runtime|Import|Syntax|Resource)Warning|\berrors?[\s:=]+0\b|'
     rb'\b0 (?:errors|failed)|TF-TRT|OMP_NUM_THREADS|Setting OMP|deprecat|errno: 97|destroy_process_group|'
@@ -60,7 +54,6 @@ RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d
 NODE = re.compile(r'^\s*(nid\d+|x\d+c\d+s\d+b\d+n\d+)(?: \d+)?: '
                   r'|(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
-BAR = re.compile(r'(\d+)%\|.*\[([\d:]+)<([\d:]+),')
 EXCEPTION = re.compile(r'\b[A-Z]\w*(?:Error|Exception)\b|\bException: ')
 # Python's own form, and that of rich (in a frame of lines)
 FRAME = re.compile(r'(?:\bFile "|│ (?=/))(?P<file>[^":]+)(?:", line |:)(?P<line>\d+)(?:,? in (?P<name>\S+))?')
@@ -101,26 +94,21 @@ class Finding:
         self.ranks.update(ranks[:MAX_TRACKED - len(self.ranks)])
         self.nodes.update(nodes[:MAX_TRACKED - len(self.nodes)])
         if self.rule.distinct and len(self.distinct) < MAX_TRACKED:
-            # what has no name of its own counts each time
-            self.distinct.add(next(filter(None, map(groups.get, self.rule.distinct[:1])), self.count))
+            self.distinct.add(groups.get(self.rule.distinct) or self.count)     # without a name, each time
 
     def merge(self, other: 'Finding') -> None:
         """Take in what another rule found that shows the same fault."""
         self.count += other.count
         self.ranks |= other.ranks
         self.nodes |= other.nodes
-        self.until = max(self.until, other.until)
         self.details += [detail for detail in other.details if detail not in self.details]
 
     def evidence(self) -> str:
         """The line, cut so that what was found in it is seen."""
         start = self.line.find(self.told)
-        if len(self.line) <= SHOWN or start + len(self.told) <= SHOWN:
+        if start + len(self.told) <= SHOWN or start < 40:
             return self.line[:SHOWN]
-        if len(self.told) <= SHOWN - 40:
-            return '...' + self.line[start - 40:][:SHOWN]
-        half = SHOWN // 2
-        return '%s%s ... %s' % ('...' * bool(start), self.told[:half], self.told[-half:])
+        return '...' + self.line[start - 40:][:SHOWN]
 
 
 def numbers(text: Optional[str]) -> List[int]:
@@ -156,15 +144,15 @@ def lines_with(texts: List[bytes], block: bytes) -> Iterator[Tuple[int, int]]:
             if start not in found:
                 found.add(start)
                 yield start, end
-            place = block.find(text, max(end, place + 1))
+            place = block.find(text, end)
 
 
-def read_block(stream: BinaryIO) -> Tuple[bytes, Optional[Exception]]:
+def read_block(stream: Any) -> Tuple[bytes, Optional[Exception]]:
     """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
-    read, pieces, size = getattr(stream, 'read1', stream.read), [], 0
+    pieces, size = [], 0
     try:
         while size < BLOCK:
-            pieces.append(read(BLOCK - size))
+            pieces.append(stream.read1(BLOCK - size))
             if not pieces[-1]:
                 break
             size += len(pieces[-1])
@@ -199,16 +187,12 @@ class Log:
         self.likely = {text for text, word in self.texts.items() if not word}  # and those whose word was seen there
         self.possible: Set[bytes] = set()   # those that were seen themselves, and the rules with them
         self.active: List[Tuple[Rule, List[bytes]]] = []
-        self.looked = 0      # lines that had a text of a rule
-        # after many of those: of lines, and how often they came but for their numbers
-        self.kinds: Set[int] = set()
-        self.shapes: Dict[int, int] = {}
-        self.misses: Dict[int, int] = {}    # how often lines of a shape had a rule's text and were none of its lines
+        self.looked: Dict[int, int] = {}    # how often a rule looked at lines that differ in numbers alone
         self.thinned = False
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
 
-    def read(self, name: str, stream: BinaryIO) -> None:
+    def read(self, name: str, stream: Any) -> None:
         """Read one log from a binary stream; name is what the report calls it."""
         number, rest, last = 1, b'', b''
         while True:
@@ -240,9 +224,6 @@ class Log:
         """Search a block, whose first line has this number."""
         # lines that a cause explains; those that any rule explains
         causes, known = set(), set()    # type: Set[int], Set[int]
-        numbers = []    # type: List[int]
-        if self.looked > MATCHES:
-            block, numbers = self.thin(block, number)
         # most lines, without their numbers, are like those of earlier blocks: only new ones are searched for the texts
         new = set(block.translate(None, VARYING).split(b'\n')) - self.seen
         lines_of_block = b'\n'.join(new)
@@ -268,18 +249,19 @@ class Log:
                 last = rule.level == 'unknown' or rule.role == 'exception'
                 if rule.level in BROAD and start in (known if last else causes):
                     continue
-                self.looked += 1
                 shape = hash((rule.name, block[start:end].translate(None, VARYING)))
-                if self.misses.get(shape, 0) > MISSES:
+                looked = self.looked.get(shape, 0)
+                if looked == ALIKE:
+                    self.thinned = True
                     continue
+                if looked or len(self.looked) < MAX_KINDS:
+                    self.looked[shape] = looked + 1
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
                 bare = LABEL.sub('', seen)
                 match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
                 if not match or rule.forbids(line):
-                    if shape in self.misses or len(self.misses) < MAX_KINDS:
-                        self.misses[shape] = self.misses.get(shape, 0) + 1
                     continue
                 if rule.level not in ('note', '') or rule.role:
                     known.add(start)
@@ -287,37 +269,18 @@ class Log:
                     causes.add(start)
                 finding = self.keep(name, rule, block, start, line, match)
                 if finding and finding.count == 1:
-                    index = block.count(b'\n', 0, start)
-                    finding.place = name, numbers[index] if numbers else number + index
+                    finding.place = name, number + block.count(b'\n', 0, start)
                 if once:
                     break
-
-    def thin(self, block: bytes, number: int) -> Tuple[bytes, List[int]]:
-        """The lines of a block that are not like an earlier one but for times and measurements, and their numbers."""
-        kept, numbers = [], []
-        for line, shape in zip(block.split(b'\n'), map(hash, block.translate(None, b'0123456789').split(b'\n'))):
-            times = self.shapes.get(shape, 0)
-            if times < ALIKE:
-                if times or len(self.shapes) < MAX_KINDS:
-                    self.shapes[shape] = times + 1
-                kind = hash(COUNTED.sub(b'0', line))
-                if kind not in self.kinds:
-                    kept.append(line)
-                    numbers.append(number)
-                    if len(self.kinds) < MAX_KINDS:
-                        self.kinds.add(kind)
-            number += 1
-        self.thinned = True
-        return b'\n'.join(kept) + b'\n', numbers + [number]
 
     def follow(self, name: str, block: bytes) -> None:
         """Note where the program made progress."""
         base, places = self.sizes.get(name, 0), set()   # type: int, Set[int]
         tail = max(0, len(block) - TAIL)
         for text in PROGRESS_TEXTS:
-            low, high = tail, len(block)
+            high = len(block)
             for _ in range(2 * WENT_ON):
-                place = block.rfind(text, low, high)
+                place = block.rfind(text, tail, high)
                 if place < 0:
                     break
                 high = line_around(block, place)[0]
@@ -325,7 +288,7 @@ class Log:
                     places.add(base + high)
             place = block.find(text) if name not in self.progress else -1
             if place >= 0 and is_progress(block, place):
-                places.add(base + place)
+                places.add(base + line_around(block, place)[0])
         if places:
             known = self.progress.get(name, []) + sorted(places)
             self.progress[name] = known[:1] + known[1:][-WENT_ON:]
@@ -346,7 +309,7 @@ class Log:
     def went_on(self, finding: Finding) -> bool:
         """Whether the program made progress after the last line of a finding."""
         places = self.progress.get(finding.place[0], [])
-        return len(places) > WENT_ON and places[-WENT_ON] > finding.until
+        return len(places) >= WENT_ON and places[-WENT_ON] > finding.until
 
     def phase(self, finding: Finding) -> str:
         """Whether the first line came before any progress of the program, or after."""
@@ -367,23 +330,13 @@ class Log:
                 return None
             finding = kept[key] = Finding(rule)
             finding.details = [frame] if frame else []
-            if rule.role == 'timeout':
-                self.standing(finding, block[:start])
-                if match.groupdict().get('op') == 'ALLREDUCE' and match.groupdict().get('numel') == '1':
-                    finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look "
-                                           "for a call that only some ranks reach (a save, a validation or a log entry "
-                                           "under 'if rank == 0')")
+            if match.groupdict().get('op') == 'ALLREDUCE' and match.groupdict().get('numel') == '1':
+                finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look for a "
+                                       "call that only some ranks reach (a save, a validation or a log entry under "
+                                       "'if rank == 0')")
         finding.add(line, match, self.sizes.get(name, 0) + start)
         self.remember(rule.role, line, match)
         return finding
-
-    def standing(self, finding: Finding, before: bytes) -> None:
-        """Note a progress bar that stood right before the watchdog's first line."""
-        match = BAR.search(readable((self.before + before)[-LINE:].rstrip().split(b'\n')[-1].split(b'\r')[-1]))
-        if match:
-            finding.details.append("right before it, a progress bar was at %s %% after %s, with %s left: if a rank was "
-                                   "preparing data or saving a checkpoint, raise init_process_group(timeout=...), or "
-                                   "do this work earlier" % match.groups())
 
     def remember(self, role: str, line: str, match: 're.Match[str]') -> None:
         """Who waits for what, of PyTorch's watchdog; who failed first, of torchrun; the size of the job."""
@@ -426,10 +379,6 @@ class Log:
             waiting.details.append("%s waited in %s, number %d" % (ranks_text(ranks), operation, seq))
         if len(calls) > 4:
             waiting.details.append("... and other ranks in %d more collectives" % (len(calls) - 4))
-        if not self.works and len({operation for operation, _ in by_call}) > 1:
-            # PyTorch before 2.2 does not say of which group a number is
-            self.differ(found, waiting, calls,
-                        "unless these are different process groups, which this log does not show")
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
         groups: Dict[str, Dict[int, Tuple[int, str, int]]] = {}
         for rank, (group, seq, enqueued) in self.works.items():
@@ -439,21 +388,8 @@ class Log:
             self.compare_group(group, members, found, waiting)
         size = max([self.size] + [rank + 1 for rank in self.timeouts])
         missing = set(range(size)) - set(self.timeouts)
-        if len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
+        if not self.thinned and len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
             waiting.details.append("%s wrote no such line: look there first" % ranks_text(missing))
-
-    def differ(self, found: List[Finding], waiting: Finding, calls: Calls, remark: str) -> None:
-        """Report that ranks called different collectives: [((operation, number), ranks)]."""
-        rule = next(rule for rule in self.rules if rule.role == 'difference')
-        if not any(finding.rule.name == rule.name for finding in found):
-            finding = Finding(rule)
-            finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
-            finding.at, finding.until, finding.soft = waiting.at, waiting.until, False
-            calls = sorted(calls, key=lambda call: len(call[1]))
-            finding.details = ["%s called %s as number %d" % (ranks_text(ranks), operation, seq)
-                               for (operation, seq), ranks in calls] + [remark]
-            finding.ranks = set(calls[0][1])
-            found.append(finding)
 
     def compare_group(self, group: str, members: Dict[int, Tuple[int, str, int]], found: List[Finding],
                       waiting: Finding) -> None:
@@ -461,17 +397,22 @@ class Log:
         operations: Dict[int, Dict[str, List[int]]] = {}
         for rank, (seq, operation, _) in members.items():
             operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
+        rule = next(rule for rule in self.rules if rule.role == 'difference')
         for seq, called in sorted(operations.items()):
-            if len(called) > 1:
-                calls = [((operation, seq), ranks) for operation, ranks in called.items()]
-                self.differ(found, waiting, calls, "in group " + group)
-                break
+            if len(called) > 1 and not any(finding.rule.name == rule.name for finding in found):
+                finding = Finding(rule)
+                finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
+                finding.at, finding.until, finding.soft = waiting.at, waiting.until, False
+                calls = sorted(called.items(), key=lambda call: len(call[1]))
+                finding.details = ["%s called %s as number %d" % (ranks_text(ranks), operation, seq)
+                                   for operation, ranks in calls] + ["in group " + group]
+                finding.ranks = set(calls[0][1])
+                found.append(finding)
         begun = {rank: enqueued for rank, (_, _, enqueued) in members.items()}
         behind = sorted(rank for rank in begun if begun[rank] < max(begun.values()))
-        if behind and len(behind) < len(begun):
-            waiting.details.append(
-                "%s had begun fewer collectives of group %s than the others (%d of %d)"
-                % (ranks_text(behind), group, begun[behind[0]], max(begun.values())))
+        if behind:
+            waiting.details.append("%s had begun fewer collectives of group %s than the others (%d of %d)"
+                                   % (ranks_text(behind), group, begun[behind[0]], max(begun.values())))
 
 
 def is_progress(block: bytes, place: int) -> bool:

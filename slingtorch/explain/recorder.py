@@ -75,12 +75,11 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
     :raises ExplainError: if it begins like one and cannot be read
     """
     with open(path, 'rb') as handle:
-        start = handle.peek(1)[:1]
-        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > MAX_DUMP_BYTES:
+        if handle.peek(1)[:1] != b'\x80' or os.fstat(handle.fileno()).st_size > MAX_DUMP_BYTES:
             return None
         content = handle.read()
     try:
-        data = json.loads(content.decode()) if start == b'{' else PlainUnpickler(io.BytesIO(content)).load()
+        data = PlainUnpickler(io.BytesIO(content)).load()
     except Exception as err:    # pylint: disable=broad-except  # pickle's documentation: others than its own, too
         raise ExplainError("%s is not a file of the flight recorder, or was cut off while it was written: %s"
                            % (path, str(err) or "the end is missing"))
@@ -90,9 +89,8 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
     groups = []
     for config in configs.values() if isinstance(configs, dict) else ():
         if isinstance(config, dict):
-            ranks = config.get('ranks')
-            ranks = ranks if isinstance(ranks, str) else str(sizes_of(ranks))
-            groups.append((text_of(config.get('desc')) or text_of(config.get('name')) or 'default_pg',
+            ranks = str(config.get('ranks'))
+            groups.append((text_of(config.get('desc')) or text_of(config.get('name')),
                            tuple(int(number) for number in re.findall(r'(?<!\d)\d{1,8}(?!\d)', ranks))))
     return {'entries': [entry_of(entry) for entry in data['entries'] if isinstance(entry, dict)], 'groups': groups}
 
@@ -135,9 +133,7 @@ def process_groups(dumps: Dict[int, Entry]) -> Dict[Any, Dict[int, Dict[int, Ent
             if entry['p2p']:
                 continue
             name = entry['group']
-            key = next((key for key in groups if key[0] == name and rank in key[1]),
-                       next((key for key in groups if key[0] in (name, 'default_pg') and name in (key[0], 'default_pg')
-                             and rank in key[1]), (name, ())))
+            key = next((key for key in groups if key[0] == name and rank in key[1]), (name, ()))
             groups.setdefault(key, {}).setdefault(rank, {})[entry['number']] = entry
     return groups
 
@@ -185,4 +181,4 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
         waiting = next((entry for entry in dump['entries'] if entry['p2p'] and not finished(entry)), None)
         if waiting:
             said.append("rank %d is waiting in a send or receive: %s" % (rank, call_text(waiting)))
-    return list(dict.fromkeys(said))
+    return said

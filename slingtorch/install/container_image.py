@@ -44,8 +44,6 @@ def transfer_image(how: str, source: str, target: str) -> str:
         for block in iter(lambda: src.read(BLOCK_SIZE), b''):
             digest.update(block)
             copy.write(block)
-            # makes the kernel write to the disk now, not only at the end: it writes what it may drop
-            os.posix_fadvise(copy.fileno(), copy.tell() - len(block), len(block), os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
 
 

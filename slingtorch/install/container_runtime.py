@@ -40,13 +40,9 @@ def meaning(output: str, problems: Any) -> Any:
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 
-def runtime_error(doing: str, output: str, status: int, problems: Any, directories: Any) -> Any:
+def runtime_error(doing: str, output: str, status: int, problems: Any) -> Any:
     """An EasyBuildError with the runtime's output and a remedy."""
     known = meaning(output, problems)
-    if known == FULL[1]:
-        rooms = ['%s: %d MB free' % (path, shutil.disk_usage(path).free >> 20)
-                 for path in [directories['CACHEDIR'], directories['TMPDIR'] or tempfile.gettempdir()] if path]
-        known += ' (%s)' % ', '.join(rooms)
     if known:
         return EasyBuildError("%s failed: %s.\nIts last lines were:\n%s", doing, known, last_lines(output),
                               exit_code=EasyBuildExit.FAIL_DOWNLOAD)
@@ -87,7 +83,7 @@ def pull_image(address: str, path: str, directories: Any) -> None:
     """Pull an image from a registry to a file; the runtime verifies the digest at the end of the address."""
     res = run_runtime("pulling %s" % address, ['--quiet', 'pull', '--name', path, address], directories)
     if res.exit_code:
-        raise runtime_error("Pulling %s" % address, res.output, res.exit_code, REGISTRY_PROBLEMS, directories)
+        raise runtime_error("Pulling %s" % address, res.output, res.exit_code, REGISTRY_PROBLEMS)
 
 
 def build_image(definition: str, options: Any, path: str, directory: str, directories: Any) -> None:
@@ -96,7 +92,7 @@ def build_image(definition: str, options: Any, path: str, directory: str, direct
                       work_dir=directory, hidden=False)
     if res.exit_code:
         raise runtime_error("Building the image from %s with %s" % (definition, res.cmd.split()[0]), res.output,
-                            res.exit_code, [FULL], directories)
+                            res.exit_code, [FULL])
 
 
 def definition_of(image: str) -> str:

@@ -13,11 +13,10 @@ import collections
 import datetime
 import os
 import re
-import sys
 import time
 
 from . import gather, nccl
-from .kinds import Any, Callable, Iterator
+from .kinds import Any, Callable
 from .machine import Machine
 from .messages import scratch_file
 from .probe import first_lines
@@ -78,7 +77,7 @@ class Measurement:
         try:
             self.rank, self.ranks, local_rank, self.local_ranks = (
                 int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        except (KeyError, ValueError) as err:
+        except KeyError as err:
             raise BenchError("%s is not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
                              "$RUNSCRIPTS/conda-python-distributed --bench'" % err)
         import torch
@@ -103,7 +102,7 @@ class Measurement:
                              "(Slurm: srun --mpi=pmi2, pmix or cray_shasta)" % (size, self.ranks))
         self.operations = operations_of(dist, self.kind, self.rank, size)
         self.gather(None)   # connects
-        network = {'gloo': os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')}.get(self.kind, 'unknown')
+        network = 'TCP' if self.kind == 'gloo' else 'unknown'
         if log:
             heard = nccl.heard(log)
             network = ', provider '.join(filter(None, [heard['network'] or network, heard['provider']]))
@@ -147,30 +146,25 @@ class Measurement:
         parts = received.chunk(len(operation.expected))
         return sum(int((part != value).sum()) for part, value in zip(parts, operation.expected))
 
-    def rows(self, name: str) -> 'Iterator':
-        """Measure all sizes of an operation; yields rows for the file. :raises BenchError: the rest is not possible"""
+    def row(self, name: str, size: int) -> dict:
+        """Measure a size of an operation; returns a row for the file. :raises BenchError: it is not possible"""
         if name == 'send_receive' and self.ranks == 1:
             raise BenchError('a single rank has no partner')
-        operation, size = self.operations[name], self.options.min
-        largest = self.options.max or max(size, LARGEST[self.device])
-        while size <= largest:
-            part = max(1, size // ITEM // self.ranks)
-            counts = [parts * part for parts in (operation.sends, operation.receives) if parts]
-            made = [self.torch.empty(count, dtype=self.torch.float32, device=self.device) for count in counts]
-            tensors = made[-1], made[0]     # the same if the operation works in place
-            wrong = self.wrong(operation, *tensors)
-            estimate = self.seconds(lambda: operation.run(*tensors), MIN_REPEATS)
-            repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(self.options.seconds / max(estimate, 1e-6))))
-            # meanwhile, sums grow to infinity, which does not change the time
-            seconds = self.seconds(lambda: operation.run(*tensors), repeats)
-            wrong += self.wrong(operation, *tensors)
-            found = [(number, rank) for number, rank in self.gather((wrong, self.name)) if number]
-            bandwidth = ITEM * max(counts) / seconds / 1e9
-            yield {'kind': self.kind, 'operation': name, 'size': size, 'seconds': seconds,
-                   'algorithm_bandwidth': bandwidth, 'bus_bandwidth': bandwidth * operation.bus_factor,
-                   'wrong': sum(number for number, _ in found), 'first_wrong': found[0][1] if found else None}
-            del made, tensors   # before the next ones are made
-            size *= self.options.factor
+        operation, part = self.operations[name], max(1, size // ITEM // self.ranks)
+        counts = [parts * part for parts in (operation.sends, operation.receives) if parts]
+        made = [self.torch.empty(count, dtype=self.torch.float32, device=self.device) for count in counts]
+        tensors = made[-1], made[0]     # the same if the operation works in place
+        wrong = self.wrong(operation, *tensors)
+        estimate = self.seconds(lambda: operation.run(*tensors), MIN_REPEATS)
+        repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(self.options.seconds / max(estimate, 1e-6))))
+        # meanwhile, sums grow to infinity, which does not change the time
+        seconds = self.seconds(lambda: operation.run(*tensors), repeats)
+        wrong += self.wrong(operation, *tensors)
+        found = [(number, rank) for number, rank in self.gather((wrong, self.name)) if number]
+        bandwidth = ITEM * max(counts) / seconds / 1e9
+        return {'kind': self.kind, 'operation': name, 'size': size, 'seconds': seconds,
+                'algorithm_bandwidth': bandwidth, 'bus_bandwidth': bandwidth * operation.bus_factor,
+                'wrong': sum(number for number, _ in found), 'first_wrong': found[0][1] if found else None}
 
     def tell(self) -> None:
         """On rank 0: print the new lines of the table, and write the file."""
@@ -184,11 +178,14 @@ class Measurement:
     def run(self) -> dict:
         """Measure everything; returns the record."""
         self.tell()     # fails at once if the directory is not writable
+        largest = self.options.max or max(self.options.min, LARGEST[self.device])
         for name in self.options.operations:
+            size = self.options.min
             try:
-                for row in self.rows(name):
-                    self.record['results'].append(row)
+                while size <= largest:
+                    self.record['results'].append(self.row(name, size))
                     self.tell()
+                    size *= self.options.factor
             except BenchError as err:
                 self.record['notes'].append('%s: %s' % (name, err))
         self.dist.destroy_process_group()
@@ -221,6 +218,5 @@ def main(argv: list) -> int:
         text = "%s. If a rank or its node is gone, the job's first error tells which (srun and mpiexec name the rank " \
                "that ended first)" % first_lines(err)
     gather.say('bench', Machine(), text)
-    sys.stdout.flush()
     # destroying a process group hangs if a peer is gone
     os._exit(1)

@@ -4,8 +4,8 @@ The nodes of a job meet in PyTorch's own TCPStore at MASTER_ADDR and MASTER_PORT
 init_process_group() opens a moment later. Nothing else listens. Used in processes with PyTorch: probe.py, pairs.py.
 
 Whoever reaches the store can write into it, and newer releases list its keys. So rank 0's node gives the other nodes a
-random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256). Where
-rank 0's node has no MUNGE, everything is believed.
+random secret by munge.py: it is part of the prefix of all further keys, and signs what is put there (HMAC-SHA256).
+Where rank 0's node has no MUNGE, everything is believed.
 
 Keys in the store (all JSON within the bounds of messages.py):
     secret              as a credential; '' where there is no MUNGE
@@ -63,7 +63,7 @@ class Store:
             self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None,
                       master and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True',
                       datetime.timedelta(seconds=seconds), False))     # type: Any
-        self.count('here')
+        self.call(self.store.num_keys)     # whether it answers; no key that others could write
         if master:
             self.share_secret()
 
@@ -102,8 +102,8 @@ class Store:
         except munge.NoMunge as err:
             raise NotMet("MUNGE answers on rank 0's node, but not on this one (%s): see systemctl status munge" % err)
         except ValueError:
-            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell your "
-                         "centre" % self.environ['MASTER_PORT'])
+            raise NotMet("another user writes into PyTorch's store at MASTER_PORT=%s: choose another port, and tell "
+                         "your centre" % self.environ['MASTER_PORT'])
 
     def sign(self, key: str, data: bytes) -> str:
         """The signature of a message under this key; '' without a secret."""

@@ -133,6 +133,7 @@ class Child:
             status = 1
             try:
                 self.pipe.close()
+                drop_inherited()
                 os.setsid()     # so that the processes that it starts can be ended, too
                 # PR_SET_PDEATHSIG (linux/prctl.h): it ends with this process
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

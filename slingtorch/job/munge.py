@@ -43,7 +43,7 @@ class Munge:
         return text
 
     def open(self, text: str) -> bytes:
-        """The secret in a credential. :raises NoMunge: no daemon answers. :raises ValueError: another user has made it"""
+        """The secret in a credential. :raises NoMunge: no daemon answers. :raises ValueError: it is another user's"""
         secret, length, user = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint()
         error = self.library.munge_decode(text.encode(), None, ctypes.byref(secret), ctypes.byref(length),
                                           ctypes.byref(user), None)

@@ -100,14 +100,13 @@ class Exchange:
             group = self.group(self.dist.PrefixStore(key, own.store), rank, 2)
             self.best = max(self.best, self.pair(group, own, rank, key, time.monotonic() + LIMIT) / 1e9)
         except BaseException as err:    # every error is an answer
-            self.why = first_lines(err)[:300]
+            self.why = first_lines(err)
             if group and self.gpu is not None:
                 getattr(group, 'abort', lambda: None)()     # since 2.6; ends kernels that would wait on the GPU
 
 
 def play(pipe: 'Any') -> None:
     """In a messages.Child: take_part(), or what went wrong."""
-    messages.drop_inherited()
     try:
         take_part(pipe)
     except BaseException as err:    # every error is an answer
@@ -124,14 +123,14 @@ def take_part(pipe: 'Any') -> None:
         gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
         ends = [Exchange(gpu) for gpu in (range(gpus) if gpus else [None])]
     except BaseException as err:    # every error is an answer
-        error = first_lines(err)[:500]
+        error = first_lines(err)
     seconds = patience(time.monotonic() - begin, int(environ['WORLD_SIZE']), seconds_to_wait(environ))
     try:
         store = meet.Store(environ, seconds, False)
     except meet.NotMet as err:
         raise meet.NotMet(error or meet.why_not(environ, str(err)))
     # in meet.py, other nodes have ranks from 1; here also that of rank 0. Others may take long to import PyTorch
-    said = store.join({'node': machine.node[:200], 'rank': int(environ['RANK']) + 1, 'ranks': 1, 'error': error,
+    said = store.join({'node': machine.node, 'rank': int(environ['RANK']) + 1, 'ranks': 1, 'error': error,
                        'gpus': gpus, 'rates': machine.line_rates()}, time.monotonic() + 2 * seconds)
     if not messages.has_form(said, {'ring': [int], 'rounds': int}) or not 0 <= said['rounds'] <= len(said['ring']):
         raise meet.NotMet("the node of rank 0 sent a message that this version of slingtorch does not know")

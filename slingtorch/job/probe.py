@@ -90,7 +90,7 @@ class Probe:
             self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
-            said = self.store.join({'node': Machine(environ).node[:200], 'rank': rank, 'ranks': ranks},
+            said = self.store.join({'node': Machine(environ).node, 'rank': rank, 'ranks': ranks},
                                    time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
@@ -172,14 +172,13 @@ def taken() -> dict:
 
 def first_lines(err: BaseException) -> str:
     """The first lines of an error, with its type."""
-    return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
+    return '%s: %.600s' % (type(err).__name__, ' '.join(str(err).strip().splitlines()[:3]))
 
 
 def run(pipe: 'Any', seconds: float, words: list) -> None:
     """What the process does, in a messages.Child; `words`: what Python will run."""
     from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
-    messages.drop_inherited()
     probe, trial = Probe(pipe), None  # type: Any, Any
     try:
         torch = probe.load()

@@ -76,7 +76,7 @@ def arguments_of(words: list) -> list:
             found.append((key, value))
         elif not word.startswith('-'):
             found.append((option, word))
-        option = word if word.startswith('-') and not equals else ''
+        option = word if word.startswith('-') else ''
     return found
 
 

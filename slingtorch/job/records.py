@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 
 FORMAT, VERSION = 'slingtorch bench', 1
 """Values of the file's first keys; a change that an older reader would misread needs a new number."""
@@ -13,7 +12,7 @@ OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to
 KINDS = ['nccl', 'gloo', 'mpi', 'mpi-gpu']
 """What carries the data: NCCL or RCCL; gloo, on CPUs; PyTorch's backend mpi, on CPUs or on GPU memory."""
 
-UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
+UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30}
 
 
 class BenchError(RuntimeError):
@@ -22,7 +21,7 @@ class BenchError(RuntimeError):
 
 def parse_size(text: str) -> int:
     """Bytes in '32768', '32K', '128 MiB' or '16G'; units are powers of 1024, as in nccl-tests."""
-    match = re.match(r'([1-9]\d*) ?([KMGT]?)(i?B)?$', text, re.I)
+    match = re.match(r'([1-9]\d*) ?([KMG]?)(i?B)?$', text, re.I)
     if not match:
         raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
     return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
@@ -30,7 +29,7 @@ def parse_size(text: str) -> int:
 
 def show_size(size: int) -> str:
     """'32 KiB'"""
-    for unit in 'TGMK':
+    for unit in 'GMK':
         if size >= UNITS[unit]:
             return '%.4g %siB' % (size / UNITS[unit], unit)
     return '%d B' % size
@@ -107,8 +106,6 @@ def write_whole(texts: dict) -> None:
                 if part != path:
                     os.fsync(stream.fileno())  # a network file system reports only now that it is full
         for part, path in parts.items():
-            if os.path.exists(path):
-                shutil.copymode(path, part)
             os.replace(part, path)
     finally:
         for part in filter(os.path.exists, parts):

@@ -110,7 +110,7 @@ def run(machine: Machine, args: 'Any') -> int:
             said = child.hear(time.monotonic() + said['longest'] + 2 * pairs.SLACK) or {}
         if 'word' not in said:
             why = "it ended with status " + child.end() if child.ended() else "no answer in time"
-            raise gather.PeerLost(one_line(said.get('error', why))[:600])
+            raise gather.PeerLost(said.get('error', why))
         return 0 if said['word'] == '0' else 1
     finally:
         child.end()
@@ -136,7 +136,7 @@ def conduct(environ: dict, seconds: float, args: 'Any') -> int:
         raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
             environ['MASTER_ADDR'], environ['MASTER_PORT'], err if isinstance(err, meet.NotMet) else first_lines(err)))
     reports = {number: said.get(number) or {} for number in ring if rounds}
-    network = max((', '.join(one_line(report[key])[:60] for key in ('network', 'provider') if report.get(key))
+    network = max((', '.join(one_line(report[key]) for key in ('network', 'provider') if report.get(key))
                    for report in reports.values()), default='')
     best = {number: report['best'] if has_form(report, REPORT) and len(report['best']) in (
         0, max(1, nodes[number]['gpus'])) else None for number, report in reports.items()}

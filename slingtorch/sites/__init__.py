@@ -99,11 +99,11 @@ OF_A_SITE = ('site', 'detect', 'reference', 'provides')
 # (kind, keys): pattern of their values separated by blanks, and what a valid value is
 CHECKS = {
     ('site', 'scheduler'): ('slurm|pbs|flux|none', "it must be one of slurm, pbs, flux, none"),
-    ('site', 'gpu'): ('cuda|rocm|xpu|none|any', "it must be one of cuda, rocm, xpu (Intel), none, any"),
+    ('site', 'gpu'): ('cuda|rocm|none|any', "it must be one of cuda, rocm, none, any"),
     ('site', 'processor'): ('x86_64|aarch64', "it must be one of x86_64, aarch64"),
     ('site', 'network'): ('slingshot11|infiniband|ethernet|any',
                           "it must be one of slingshot11, infiniband, ethernet, any"),
-    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm|xpu)|0 none|any any',
+    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm)|0 none|any any',
                                     "give the number of GPUs that a job sees on a node, 0 if gpu is none, any if gpu "
                                     "is any"),
     ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),

@@ -81,29 +81,23 @@ class Draft:
         """gpu and gpus_per_node of the site: the GPUs that the scheduler gives to a job, else those of this node."""
         own = probe.node_gpus(self.evidence) if self.in_job else None
         partitions, default = probe.read_sinfo(self.text['sinfo'])
-        slurm = self.site['scheduler'] == 'slurm'
         if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "the output of sinfo has an unknown form"
-        if slurm and partitions:
+        if partitions and self.site['scheduler'] == 'slurm':
             of_job = self.environ.get('SLURM_JOB_PARTITION')
             chosen = of_job if of_job in partitions else choose_partition(partitions, default)
             self.seen['partition'] = chosen
-            self.seen['partitions'] = '; '.join('%s: %s' % (name, ', '.join(
-                '%s on %d nodes' % (gpu_words(gpus), number) for gpus, number in kinds.items()))
-                for name, kinds in partitions.items())
             kinds = {gpus: number for gpus, number in partitions[chosen].items() if gpus}
             gpus = max(kinds, key=lambda gpus: kinds[gpus], default=())
-            vendor, by = probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
-            if own and not vendor:
-                vendor, by = own[0], '; %s by %s' % (own[0], own[2])
+            vendor = probe.gpu_vendor(' '.join(kind for kind, _ in gpus)) or (own[0] if own else '')
             self.gpus_of_job = sum(count for _, count in gpus)
             if gpus and not vendor:
                 self.unseen['GPUs'] = ("sinfo shows %s per node, but not the vendor: write gpu = cuda or rocm, and "
                                        "gpus_per_node = %d" % (gpu_words(gpus), self.gpus_of_job))
                 return 'any', 'any'
             if gpus or not own:
-                self.seen['GPUs'] = "%s per node; sinfo, partition %s%s" % (gpu_words(gpus), chosen, by)
-                return (vendor or '', str(self.gpus_of_job)) if gpus else ('none', '0')
+                self.seen['GPUs'] = "%s per node; sinfo, partition %s" % (gpu_words(gpus), chosen)
+                return (vendor, str(self.gpus_of_job)) if gpus else ('none', '0')
         if own:
             self.seen['GPUs'] = "%d GPUs (%s); %s" % (own[1], own[0], own[2])
             if self.site['scheduler'] != 'none':
@@ -158,16 +152,14 @@ class Draft:
         if len(names) < 2 or fast and 'include' in self.site:
             return
         best = max(fast or names, key=lambda name: speeds[name])
-        why = "of %s, this is %s. The interface must have this name on every node" % (
-            ', '.join(names), "the interface of the fast network" if fast else
-            "the fastest" if len(set(speeds.values())) > 1 else "the first")
+        why = "out of %s. The interface must have this name on every node" % ', '.join(names)
         source = "/sys/class/net and ip address " + self.here
         # needed also with NCCL: programs with GPUs use Gloo for checkpoints and barriers
         self.add('env GLOO_SOCKET_IFNAME', value=best, source=source,
                  reason="otherwise Gloo uses the interface of the host name, which may be for management; " + why)
         if self.site['gpu'] != 'none':
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
-                     reason="the interface through which ranks find each other ('=': exactly this name); " + why,
+                     reason="the interface through which ranks find each other ('=': exactly this name), chosen " + why,
                      source="%s; %s" % (source, NCCL_GUIDE))
 
     def file_systems(self) -> None:
@@ -183,13 +175,14 @@ class Draft:
 
     def provides(self) -> None:
         """The machine's modules by role: those that can be loaded, and what --robot installs for missing ones."""
-        if self.site['network'] == 'any' and not self.in_job:
+        gpu, network = self.site['gpu'], self.site['network']
+        if network == 'any':
             self.unseen['modules by role'] = "the network decides which are needed, and only a compute node shows it"
             return
         roles: Dict[str, str] = {}
         for role, found in self.loads.items():
-            name = 'gpu' if role in ('cuda', 'rocm') else role
-            if role in ('cuda', 'rocm') and role != self.site['gpu']:
+            name = 'gpu' if role == gpu else role
+            if role in {'cuda', 'rocm'} - {gpu} or gpu == 'none' and role in ('nccl', 'nccl_plugin'):
                 continue
             if found.problem:
                 self.unseen[name] = '%s: %s' % (found.module, found.problem)
@@ -197,33 +190,22 @@ class Draft:
             # Cray's compilers and conda are needed only for building
             build = 'build ' * (role == 'conda' or found.module.startswith('PrgEnv-'))
             roles[name] = build + found.module + (' in ' + found.prefix if found.prefix and not build else '')
-            self.seen[name] = '%s: %s%s' % (found.module, found.why, '' if build else '; prefix %s' % (
-                found.prefix and ('$' + found.prefix if found.prefix[0] != '/' else found.prefix)
-                or 'not seen; EasyBuild will search for it'))
-        if self.site['gpu'] == 'none':
-            for role in ('nccl', 'nccl_plugin'):
-                roles.pop(role, None)
+            self.seen[name] = '%s: %s' % (found.module, found.why)
         if 'python' not in roles and 'conda' in roles:
             roles['python'] = 'build eb ' + CONDA_PYTHON
             self.seen['python'] = "installed by conda, because there is no module of Python %d.%d or newer" % (
                 probe.OLDEST_PYTHON)
-        if self.site['gpu'] == 'rocm' and 'gpu' in roles:
+        if gpu == 'rocm' and 'gpu' in roles:
             roles['nccl'] = 'gpu'
-        if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
-                self.site['network'] == 'slingshot11'):
+        needed = ['gpu'] if gpu in ('cuda', 'rocm') else []
+        if needed and network == 'slingshot11' and 'nccl_plugin' not in roles:
             roles['nccl_plugin'] = 'eb ' + PLUGIN
             self.seen['nccl_plugin'] = "there is no module; --robot builds this bundle's plugin for this libfabric"
-            for role in ('gpu', 'libfabric'):
-                if role not in roles:
-                    self.unseen.setdefault(role, "no module was found, but building the plugin needs one: add the "
-                                                 "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
-        if self.site['gpu'] in ('cuda', 'rocm') and 'gpu' not in roles:
-            self.unseen.setdefault('gpu', "no module of %s was found" % self.site['gpu'])
-        for role in {'gpu', *(role for role, _, _ in probe.ROLE_MODULES)}.intersection(self.unseen):
-            self.unseen[role] += '' if self.in_job else ". A login node may lack what compute nodes have"
+            needed.append('libfabric')
+        for role in [role for role in needed if role not in roles]:
+            self.unseen.setdefault(role, "no module was found: add the line '%s = MODULE/VERSION' to the section "
+                                         "[provides ...]" % role)
         if roles:
-            gpu = self.loads.get(self.site['gpu'])
-            version = gpu.module.rpartition('/')[2] if gpu and 'gpu' in roles else ''
-            self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (self.site['gpu'], version)) if version
-                                    else 'modules'),
+            version = self.loads[gpu].module.rpartition('/')[2] if 'gpu' in roles else ''
+            self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (gpu, version)) if version else 'modules'),
                      source="module avail, and what the modules set when loaded, " + self.here, **roles)

@@ -11,7 +11,7 @@ from slingtorch import wrapped
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
-KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD', 'xpu': 'Intel'}
+KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD'}
 
 
 def comment(text: str) -> List[str]:
@@ -28,19 +28,15 @@ def env_file(site: Any, names: Sequence[str]) -> str:
     lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
     for group in site.check_groups(names, asked_by='--group'):
         lines += comment("group %s: %s; needs %s" % (group.name, group.title, group.needs))
-    own = []
     for value in site.env_values(names).values():
         line = '%s=%s' % (value.name, value.value)
         if value.name == NET:
             lines += comment("only for jobs of several nodes; a file cannot have conditions: " + value.reason)
             lines += ['#NCCL_NET=%s' % value.value]
-        elif value.name.startswith(OWN):
-            own.append(value.name)
-        else:
+        elif not value.name.startswith(OWN):
             lines += comment(value.reason) + [
                 '# only for software with %s = %s: %s' % (value.when + (line,)) if value.when else line]
-    left_out = comment("omitted, because only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
-    return '\n'.join(lines + left_out) + '\n'
+    return '\n'.join(lines) + '\n'
 
 
 def value_lines(values: Iterable[Any], group: Optional[str] = None) -> List[str]:

@@ -236,12 +236,8 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
     avail = read_modules(evidence['modules'].text)
     loaded = environ.get('LOADEDMODULES', '').split(':')
     default = re.findall(r'^(\S+?)\((?:default|D)\)', evidence['modules'].text, re.M)
-    own = node_gpus(evidence)
-    vendor = own[0] if own else gpu_vendor(evidence['sinfo'].text)
     chosen = []
     for role, names, below in ROLE_MODULES:
-        if role in ('cuda', 'rocm') and role != vendor:
-            continue
         for name in names:
             found = sorted({module for module in avail if module.rpartition('/')[0] == name}, key=version_of)
             if role == 'python':
@@ -260,7 +256,7 @@ def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Dict[
     """
     Load modules one after the other: {role: Loaded}.
 
-    The prefix is a variable that the module sets, else a path that it adds to a list such as PATH.
+    The prefix is a directory that the module names in a variable, or whose bin, lib or include it adds to a list.
     """
     loader = next((command for variable, command in LOADERS if environ.get(variable)), None)
     if not loader or not chosen:
@@ -282,13 +278,9 @@ def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Dict[
 
 
 def prefix_in(new: Env, before: Env, below: str) -> str:
-    """Name of a variable with the module's prefix, else the prefix from one of its lists of paths, else ''."""
-    held = [name for name, value in new.items() if re.match('[A-Z][A-Z0-9_]*$', name) and os.path.isabs(value)
-            and os.path.exists(os.path.join(value, below)) and name not in ('PWD', 'OLDPWD', 'HOME')]
-    if held:
-        return min(held, key=lambda name: (len(name), name))
-    paths = [path for name, value in sorted(new.items()) for path in value.split(':')
-             if os.path.isabs(path) and path not in before.get(name, '').split(':')]
-    tops = [os.path.dirname(path.rstrip('/')) for path in paths if os.path.basename(path.rstrip('/')) in (
-        'bin', 'lib', 'lib64', 'include')]
-    return next((top for top in tops if top not in ('/', '/usr') and os.path.exists(os.path.join(top, below))), '')
+    """The first directory of these variables, else above one of their paths, that has the file `below`; else ''."""
+    paths = [path for name, value in sorted(new.items()) if name not in ('HOME', 'PWD', 'OLDPWD')
+             for path in value.split(':') if path not in before.get(name, '').split(':')]
+    tops = paths + [os.path.dirname(path.rstrip('/')) for path in paths]
+    return next((top for top in tops if os.path.isabs(top) and top not in ('/', '/usr')
+                 and os.path.exists(os.path.join(top, below))), '')

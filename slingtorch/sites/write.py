@@ -57,9 +57,9 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
             more += section_text(name, keys)
             added.append('[%s]' % name)
     if added:
-        # remove remarks about missing things that are now seen
+        # remove remarks about missing things that are missing no more
         lines = [line for line in text.rstrip('\n').splitlines(True)
-                 if not (line.startswith(UNSEEN) and line[len(UNSEEN):].partition(':')[0] in draft.seen)]
+                 if not line.startswith(UNSEEN) or line[len(UNSEEN):].partition(':')[0] in draft.unseen]
         more = "\n\n# Added %s, a %s. Seen there:\n%s%s" % (
             draft.here, draft.place.kind, ''.join(line for line in remarks(draft) if line not in lines), more)
         text = ''.join(lines) + more

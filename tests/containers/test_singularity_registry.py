@@ -204,7 +204,7 @@ def test_cache_that_the_user_names(site, docker, registry):
 
 
 def test_cache_that_is_full(site, docker):
-    """A file system with room for nothing; which directory has how much room is said."""
+    """A file system with room for nothing."""
     only_root('mounts a file system')
     full = site.directory / 'full'
     full.mkdir()
@@ -214,7 +214,7 @@ def test_cache_that_is_full(site, docker):
         out = site.fails(image_address=docker)
     finally:
         subprocess.run(['umount', '--lazy', full], check=True)
-    assert 'there is no space left' in out and f'({full}: 0 MB free, ' in out
+    assert 'there is no space left' in out
 
 
 # --- GPUs

@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
 import testbed
+from testbed import said as words
 from testbed.easybuild import EasyBuild
 
 EASYCONFIG = """
@@ -186,16 +188,6 @@ def bench(tmp_path, lmod):
     return Bench(tmp_path, lmod)
 
 
-def test_failed_rebuild_leaves_the_plugin(bench):
-    easyconfig = bench.easyconfig()
-    bench.run(easyconfig)
-    module, library = bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua', bench.root() / 'lib/libnccl-net.so'
-    before = module.read_text(), library.read_bytes()
-    assert 'is restored' in bench.error(bench.easyconfig(lib='nothing.so'), '--rebuild')
-    assert (module.read_text(), library.read_bytes()) == before
-    assert os.listdir(bench.root().parent) == ['1.6.0'] and os.listdir(module.parent) == ['1.6.0.lua']
-
-
 # --- the tables
 
 
@@ -215,10 +207,8 @@ def plugin(block, version, name='aws-ofi-nccl', configopts=''):
     """An instance that knows its name, version and configopts only."""
     instance = object.__new__(block.EB_aws_minus_ofi_minus_nccl)
     instance.cfg = Config(name=name, version=version, configopts=configopts)
-    instance.is_rccl_plugin = name == 'aws-ofi-rccl'
     instance.installdir = '/nowhere'
     instance.dry_run = False
-    instance.log = type('Log', (), {'info': staticmethod(lambda *_: None)})()
     return instance
 
 
@@ -229,35 +219,111 @@ def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
     assert ('aws-ofi-nccl#1379' in said) == stalls and ('containers#6668' in said) == (version == '1.19.1')
 
 
-@pytest.mark.parametrize('name, version, apis, fits', [
-    ('NCCL', '2.18.3', range(2, 7), True),
-    ('NCCL', '2.30.7', range(2, 7), True),        # 1.6.0 serves all since 2.12
-    ('NCCL', '2.18.3', range(6, 12), True),
-    ('NCCL', '2.27.7', range(6, 13), True),
-    ('RCCL', '2.22.3', [5], True),
-    ('NCCL', '9.1.0', range(6, 13), True),
-    ('NCCL', '2.12.12', range(6, 12), False),
-    ('RCCL', '2.27.3', [5], False),    # aws-ofi-rccl with ROCm 7
-    ('NCCL', '2.28.9', [], False),
-    ('NCCL', None, [6], True),
+@pytest.mark.parametrize('version, apis, fits', [
+    ('2.18.3', range(2, 7), True),
+    ('2.30.7', range(2, 7), True),        # 1.6.0 serves all since 2.12
+    ('2.18.3', range(6, 12), True),
+    ('2.27.7', range(6, 13), True),
+    ('2.22.3', [5], True),
+    ('9.1.0', range(6, 13), True),
+    ('2.12.12', range(6, 12), False),
+    ('2.27.3', [5], False),    # aws-ofi-rccl with ROCm 7
+    ('2.28.9', [], False),
+    (None, [6], True),
 ])
-def test_fits(block, monkeypatch, name, version, apis, fits):
-    monkeypatch.setattr(block.EB_aws_minus_ofi_minus_nccl, 'nccl_in_use', lambda self: (name, version))
-    instance = plugin(block, '1.6.0')
-    if fits:
-        instance.check_fits(set(apis), 'the plugin')
-    else:
-        with pytest.raises(block.EasyBuildError, match=f'{name} {version} cannot load the plugin: it accepts'):
-            instance.check_fits(set(apis), 'the plugin')
+def test_fits(block, version, apis, fits):
+    assert bool(block.misfit(version, 'the plugin', set(apis))) is not fits
 
 
-@pytest.mark.parametrize('wrapper, plain', [('cc', 'gcc'), ('/opt/cray/bin/cc', 'gcc'), ('mpicc', 'gcc'),
-                                            ('gcc-14', 'gcc-14')])
-def test_compiler_that_links_mpi_is_not_taken(block, monkeypatch, wrapper, plain):
-    monkeypatch.setenv('CC', wrapper)
+def test_compilers_that_link_mpi_are_not_taken(block, monkeypatch):
     monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    for variable, names in [('CC', 'cc /opt/cray/bin/cc mpicc mpiicc mpiicx'),
+                            ('CXX', 'CC mpicxx mpic++ mpiCC mpiicpc mpiicpx')]:
+        for name in names.split():
+            monkeypatch.setenv(variable, name)
+            plugin(block, '1.6.0').set_compilers()
+            assert os.environ[variable] == {'CC': 'gcc', 'CXX': 'g++'}[variable], name
+    monkeypatch.setenv('CC', 'gcc-14')
     plugin(block, '1.6.0').set_compilers()
-    assert os.environ['CC'] == plain
+    assert os.environ['CC'] == 'gcc-14'
+
+
+@pytest.mark.parametrize('root', ['/', '/usr', '/usr/local', '/opt/cray'])
+def test_prefixes_of_the_system_are_not_passed(block, root):
+    made = plugin(block, '1.6.0')
+    made.root = lambda _: root
+    assert made.prefix_of('libfabric') == (root if root == '/opt/cray' else None)
+
+
+@pytest.mark.parametrize('name, roots, gpu', [
+    ('aws-ofi-nccl', ['CUDA'], 'CUDA'), ('aws-ofi-nccl', ['ROCm'], 'ROCm'), ('aws-ofi-nccl', [], 'CUDA'),
+    ('aws-ofi-rccl', [], 'ROCm')])
+def test_gpus_of_the_plugin(block, name, roots, gpu):
+    made = plugin(block, '1.6.0', name)
+    made.root = lambda wanted: wanted in roots
+    assert made.gpu() == gpu
+
+
+LINKED = """\tlinux-vdso.so.1 (0x00)
+\tlibfabric.so.1 => {root}/lib/libfabric.so.1 (0x01)
+\tlibcuda.so.1 => not found
+\tlibodd.so.1 => {odd}
+"""
+
+
+@pytest.mark.parametrize('nccl, ldd, words', [
+    ('2.21.5', LINKED.format(root='/lf', odd='/odd/libodd.so.1 (0x02)'), None),
+    ('2.12.12', '', 'NCCL 2.12.12 cannot load plugin.so: it accepts ncclNetPlugin_v4 to v5, but the plugin has v6. Use '
+                    'another release of the plugin (docs/easyconfigs.md has the table)'),
+    (None, '\tlibmpi_gtl_cuda.so.0 => /m/libmpi_gtl_cuda.so.0 (0x03)\n',
+     'plugin.so is linked with MPI (libmpi_gtl_cuda.so.0), so NCCL in programs without MPI could not load it. Build it '
+     'without MPI modules and wrappers (module --force purge)'),
+    (None, LINKED.format(root='/lf', odd='not found'), 'plugin.so needs libodd.so.1, which cannot be found without '
+     '$LD_LIBRARY_PATH, so it would not load without modules. Make what has it a dependency'),
+    (None, LINKED.format(root='/other', odd='/odd/libodd.so.1 (0x02)'),
+     'plugin.so uses libfabric from /other/lib/libfabric.so.1 instead of /lf')])
+def test_libraries_of_the_plugin(block, monkeypatch, nccl, ldd, words):
+    made, ran = plugin(block, '1.6.0'), []
+    made.root, made.nccl_in_use = lambda _: '/lf', lambda: ('NCCL', nccl)
+    monkeypatch.setattr(block, 'exported_apis', lambda _: {6})
+    monkeypatch.setattr(block, 'build_option', lambda name: {'filter_rpath_sanity_libs': ['libcuda.so.1']}[name])
+    monkeypatch.setattr(block, 'run', lambda *command: ran.append(command) or SimpleNamespace(output=ldd))
+    error = None
+    try:
+        made.check_library('plugin.so')
+    except block.EasyBuildError as err:
+        error = err.msg
+    assert error == words and ran in ([], [('env', '-u', 'LD_LIBRARY_PATH', 'ldd', 'plugin.so')])
+
+
+@pytest.mark.parametrize('root, command', [('/lf', ('env', 'LD_LIBRARY_PATH=/lf/lib:/own', '/lf/bin/fi_info', '-l')),
+                                           (None, ('/usr/bin/fi_info', '-l'))])
+def test_provider_of_libfabric(block, monkeypatch, root, command):
+    """The dependency's, else the first in $PATH."""
+    made, said, ran = plugin(block, '1.6.0'), [], []
+    made.root, made.warn = lambda _: root, lambda text, *args: said.append(text % args)
+    monkeypatch.setenv('LD_LIBRARY_PATH', '/own')
+    monkeypatch.setattr(block, 'which', lambda name, on_error: f'/usr/bin/{name}')
+
+    def check(provider, code, output):
+        made.cfg['libfabric_provider'] = provider
+        monkeypatch.setattr(block, 'run', lambda *words: ran.append(words) or SimpleNamespace(
+            exit_code=code, output=output, cmd='fi_info -l'))
+        made.check_provider()
+
+    check(None, 1, '')
+    assert ran == []
+    check('cxi', 0, 'cxi:\n    version: 122.0\nofi_rxm:\n')
+    assert (ran, said) == ([command], [])
+    for code, output in [(1, 'cxi:\n'), (0, 'no providers\n')]:
+        check('cxi', code, output)
+        assert said.pop() == ("Unknown whether libfabric has the provider 'cxi', which jobs need in order to use the "
+                              f'network: fi_info -l failed: {output.strip()}')
+    with pytest.raises(block.EasyBuildError) as caught:
+        check('efa', 0, 'cxi:\nofi_rxm:\n')
+    assert caught.value.msg == (
+        f"The libfabric in use ({root or '/usr/bin/fi_info'}) has no provider 'efa', so jobs would not use the network. It "
+        "has: cxi, ofi_rxm. Make the libfabric of the network's vendor the dependency")
 
 
 @pytest.mark.parametrize('name, mpi', [
@@ -268,29 +334,40 @@ def test_mpi_library_is_recognised(block, name, mpi):
 
 
 @pytest.mark.parametrize('roots, message', [
-    (['CUDA', 'ROCm'], 'Both CUDA and ROCm are among the dependencies'),
-    (['ROCm'], 'aws-ofi-nccl 1.6.0 does not support ROCm: 1.18.0 is the first release that does'),
-    (['CUDA'], 'it has no include/cuda_runtime.h. For an external module, the prefix comes from its meta'),
+    (['CUDA', 'ROCm'], 'Both CUDA and ROCm are among the dependencies, but a plugin is for only one of them'),
+    (['ROCm'], 'aws-ofi-nccl 1.6.0 does not support ROCm: 1.18.0 is the first release that does (before that, use '
+               'aws-ofi-rccl)'),
+    ([], 'CUDA must be among the dependencies of aws-ofi-nccl 1.6.0. For an external module, its metadata must have the '
+         'name CUDA and the prefix (eb option --external-modules-metadata)'),
 ])
 def test_dependencies_refused(block, monkeypatch, tmp_path, roots, message):
     write(tmp_path / 'include/rdma/fabric.h', '')
     monkeypatch.setenv('EBROOTLIBFABRIC', str(tmp_path))
     for name in roots:
         monkeypatch.setenv('EBROOT' + name.upper(), str(tmp_path))
-    with pytest.raises(block.EasyBuildError, match=message):
+    with pytest.raises(block.EasyBuildError) as caught:
         plugin(block, '1.6.0').configure_options()
+    assert caught.value.msg == message
+    made = plugin(block, '1.6.0')
+    made.dry_run, made.root = True, lambda _: None
+    monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    assert made.configure_options(set()) == []
 
 
-def test_options_for_rocm(block, monkeypatch, tmp_path):
+@pytest.mark.parametrize('version, hip, rccl', [('6.0.2', '', ''), ('5.7.1', '/hip', '/rccl')])
+def test_options_for_rocm(block, monkeypatch, tmp_path, version, hip, rccl):
     """Since 6 all is in one prefix; aws-ofi-rccl knows fewer options."""
     for name, header in [('LIBFABRIC', 'rdma/fabric.h'), ('ROCM', 'hip/hip_runtime_api.h')]:
         write(tmp_path / name / 'include' / header, '')
         monkeypatch.setenv('EBROOT' + name, str(tmp_path / name))
-    monkeypatch.setenv('EBVERSIONROCM', '7.1.1')
+    monkeypatch.setenv('EBVERSIONROCM', version)
     monkeypatch.setattr(block, 'setvar', monkeypatch.setenv)
+    monkeypatch.delenv('LDFLAGS', raising=False)
     options = plugin(block, '1.4.0', 'aws-ofi-rccl').configure_options({'libfabric', 'hip', 'rccl', 'tests'})
-    assert options == [f'--with-libfabric={tmp_path}/LIBFABRIC', f'--with-hip={tmp_path}/ROCM', f'--with-rccl={tmp_path}/ROCM',
-                       '--disable-tests']
+    assert options == [f'--with-libfabric={tmp_path}/LIBFABRIC', f'--with-hip={tmp_path}/ROCM{hip}',
+                       f'--with-rccl={tmp_path}/ROCM{rccl}', '--disable-tests']
+    assert os.environ['LDFLAGS'] == ' '.join(f'-Wl,-rpath,{tmp_path}/{name}/lib' for name in [
+        'LIBFABRIC', 'ROCM', *([f'ROCM{hip}', f'ROCM{rccl}'] if hip else [])])
 
 
 @pytest.mark.parametrize('version, links', [('1.7.4', False), ('1.8.0', True), ('1.9.0', True), ('1.9.1', False)])
@@ -319,81 +396,35 @@ def test_installs_for_nccl(bench, lmod):
     assert bench.arguments() == [f'--with-libfabric={site.libfabric}', f'--with-cuda={site.cuda}',
                                  '--disable-platform-aws', '--disable-tests', '--disable-picky-compiler']
     assert (root / 'share/record/release_version').read_text() == '1.6.0\n'
-    assert 'CC=gcc\n' in (root / 'share/record/environment').read_text()
+    assert (root / 'share/record/environment').read_text() == (
+        f'CC=gcc\nLDFLAGS=-Wl,-rpath,{site.libfabric}/lib64 -Wl,-rpath,{site.cuda}/lib\n')
     assert {path.name for path in (root / 'lib').iterdir()} == {'libnccl-net.so', 'libnccl-net-ofi.so'}
     assert os.readlink(root / 'lib/libnccl-net-ofi.so') == 'libnccl-net.so'
 
     env = lmod.load('aws-ofi-nccl/1.6.0', modulepath=[bench.eb.modulepath, site.modules])
     assert env['LD_LIBRARY_PATH'].split(':')[0] == f'{root}/lib'
     assert env['NCCL_NET_PLUGIN'] == f'{root}/lib/libnccl-net.so'
-    others = ('NCCL_', 'FI_', 'CPATH', 'LIBRARY_PATH')
+    others = ('NCCL_', 'FI_', 'CPATH', 'LIBRARY_PATH', 'CMAKE_')
     assert [name for name in env if name.startswith(others)] == ['NCCL_NET_PLUGIN']
+    text = (bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua').read_text()
+    assert f'pushenv("NCCL_NET_PLUGIN", "{root}/lib/libnccl-net.so")' in text
     # external modules have no $EBROOT* then
-    done = bench.run(easyconfig, '--sanity-check-only')
-    assert 'Unknown whether' not in done.stdout + done.stderr
+    bench.run(easyconfig, '--sanity-check-only')
 
 
 def test_installs_for_rccl(bench):
     bench.site.nccl('rccl', '2.27.3', 'include/rccl/rccl.h')
-    bench.run(bench.easyconfig('1.19.2', apis=range(6, 12), lib='librccl-net-ofi.so', autogen=False, modules=[
-        'libfabric/1.22.0', 'hwloc/2.9.0', 'rocm/7.1.1', 'rccl/2.27.3']))
-    site = bench.site
-    assert bench.arguments('1.19.2') == [f'--with-libfabric={site.libfabric}', f'--with-rocm={site.rocm}',
+    site, rocm = bench.site, bench.site.add('rocm', '7.14.0', 'ROCm')
+    done = bench.run(bench.easyconfig('1.19.2', apis=range(6, 12), lib='librccl-net-ofi.so', autogen=False, modules=[
+        'libfabric/1.22.0', 'hwloc/2.9.0', 'rocm/7.14.0', 'rccl/2.27.3']))
+    assert re.findall('WARNING: (aws-ofi-nccl|ROCm) ([0-9.]+): ', words(done)) == [
+        ('aws-ofi-nccl', '1.19.2'), ('aws-ofi-nccl', '1.19.2'), ('ROCm', '7.14.0')]
+    assert bench.arguments('1.19.2') == [f'--with-libfabric={site.libfabric}', f'--with-rocm={rocm}',
                                          f'--with-hwloc={site.hwloc}', '--disable-platform-aws', '--disable-tests']
     lib = bench.root('1.19.2') / 'lib'
     assert {path.name for path in lib.iterdir()} == {'librccl-net.so', 'librccl-net-ofi.so', 'libnccl-net.so',
                                                      'libnccl-net-ofi.so'}
     assert os.path.realpath(lib / 'libnccl-net.so') == str(lib / 'librccl-net-ofi.so')
-
-
-def test_installs_aws_ofi_rccl(bench):
-    """Before ROCm 6, HIP and RCCL had prefixes of their own."""
-    site = bench.site
-    site.add('rocm', '5.7.1', 'ROCm', 'hip/hip_runtime_api.h')
-    bench.run(bench.easyconfig('1.4.0', name='aws-ofi-rccl', apis=[5], lib='librccl-net.so',
-                               modules=['libfabric/1.22.0', 'rocm/5.7.1']))
-    options = bench.arguments('1.4.0', 'aws-ofi-rccl')
-    root = options[1].split('=')[1].rpartition('/')[0]
-    assert options[1:3] == [f'--with-hip={root}/hip', f'--with-rccl={root}/rccl'] and root.endswith('5.7.1')
-
-
-def test_system_prefix_is_not_passed(bench):
-    site = bench.site
-    for module in ('libfabric', 'hwloc'):
-        site.add(module, 'system', prefix='/usr')
-    env = {'CPATH': f'{site.libfabric}/include:{site.hwloc}/include', 'LIBRARY_PATH': f'{site.libfabric}/lib64',
-           'PATH': f'{site.libfabric}/bin:{bench.eb.env["PATH"]}'}
-    easyconfig = bench.easyconfig('1.9.2', apis=range(2, 9), provider=None,
-                                  modules=['libfabric/system', 'hwloc/system', 'cuda/12.3.2'])
-    bench.run(easyconfig, env=env)
-    assert bench.arguments('1.9.2') == [f'--with-cuda={site.cuda}', '--disable-platform-aws', '--disable-tests']
-
-
-@pytest.mark.parametrize('easyconfig, message', [
-    ({'configopts': '--with-gdrcopy=/x'},
-     "Found unrecognized configure options: --with-gdrcopy"),
-    ({'modules': ['libfabric/1.22.0']},
-     "CUDA must be among the dependencies of aws-ofi-nccl 1.6.0. For an external module, its metadata"),
-    ({'provider': 'efa'}, "has no provider 'efa', so jobs would not use the network. It has: cxi, ofi_rxm."),
-    ({'version': '1.14.2', 'apis': range(2, 10), 'configopts': 'CXX=false'},
-     "aws-ofi-nccl 1.14.2 needs a compiler for C++17, but false does not support that"),
-])
-def test_refused_before_compiling(bench, steps, easyconfig, message):
-    assert message in steps(bench.eb, bench.easyconfig(**easyconfig), env=bench.env)['error']
-
-
-def test_hwloc_missing(bench):
-    easyconfig = bench.easyconfig('1.19.2', apis=range(6, 12), modules=['libfabric/1.22.0', 'cuda/12.3.2'])
-    # a compiler that finds no header of the operating system: the machine may have hwloc's
-    write(bench.dir / 'bin/gcc', '#!/bin/sh\nexec /usr/bin/gcc -nostdinc "$@"\n', True)
-    printed = bench.error(easyconfig, env={'PATH': f'{bench.dir}/bin:{bench.eb.env["PATH"]}'})
-    assert 'The header hwloc.h was not found: make hwloc a dependency' in printed
-    assert '(hwloc-devel, libhwloc-dev)' in printed
-
-
-def test_symbols_that_are_not_there(bench):
-    printed = bench.error(bench.easyconfig(apis=[2, 3]))
-    assert 'NCCL 2.21.5 cannot load' in printed and 'the plugin has v2, v3' in printed
 
 
 def test_linked_with_mpi(bench):
@@ -404,35 +435,11 @@ def test_linked_with_mpi(bench):
     assert 'is linked with MPI (libmpi_gtl_cuda.so.0)' in printed and 'module --force purge' in printed
 
 
-def test_library_found_through_ld_library_path_only(bench):
-    library(bench.dir / 'odd/libodd.so', 'libodd.so.1')
-    os.symlink('libodd.so', bench.dir / 'odd/libodd.so.1')
-    printed = bench.error(bench.easyconfig(), '--disable-rpath', env={
-        'EXTRA_LIBS': f'-L{bench.dir}/odd -lodd', 'LD_LIBRARY_PATH': f'{bench.dir}/odd'})
-    assert 'needs libodd.so.1, which cannot be found without $LD_LIBRARY_PATH' in printed
-
-
-def test_another_libfabric_is_linked(bench):
-    library(bench.dir / 'other/libfabric.so', 'libfabric.so.1')
-    os.symlink('libfabric.so', bench.dir / 'other/libfabric.so.1')
-    printed = bench.error(bench.easyconfig(), '--disable-rpath', env={
-        'LDFLAGS': f'-Wl,-rpath,{bench.dir}/other'})
-    assert f'uses libfabric from {bench.dir}/other/libfabric.so.1 instead of {bench.site.libfabric}' in printed
-
-
-def test_provider_cannot_be_asked(bench):
-    """And without EasyBuild's wrappers, which would set the run path."""
-    (bench.site.libfabric / 'bin/fi_info').unlink()
-    done = bench.run(bench.easyconfig(), '--disable-rpath')
-    printed = ' '.join((done.stdout + done.stderr).split())
-    assert "Unknown whether libfabric has the provider 'cxi'" in printed
-
-
 def test_dry_run_fetch_and_module_only(bench):
     easyconfig = bench.easyconfig()
     done = bench.run(easyconfig, '-x')
-    options = f'--with-libfabric={bench.site.libfabric} --with-cuda={bench.site.cuda} --disable-platform-aws'
-    assert options in done.stdout
+    assert (f'--with-libfabric={bench.site.libfabric} --with-cuda={bench.site.cuda} --disable-platform-aws '
+            '--disable-tests\n') in re.sub(' +\n', '\n', done.stdout.replace('"', ' '))
     # EasyBuild ignores an error of its own wrappers there
     ignored = [line for line in done.stdout.splitlines() if 'ignoring error' in line]
     assert [line for line in ignored if 'rpath_wrappers' not in line] == []
@@ -441,12 +448,6 @@ def test_dry_run_fetch_and_module_only(bench):
     assert not list(bench.eb.prefix.rglob('config.guess'))
     bench.run(easyconfig, '--module-only', '--force')
     assert (bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua').exists()
-
-
-def test_dry_run_where_the_modules_are_not(bench):
-    easyconfig = bench.easyconfig()
-    done = bench.run(easyconfig, '-x', env={'MODULEPATH': '', 'EASYBUILD_EXTERNAL_MODULES_METADATA': None})
-    assert '--with-cuda=$EBROOTCUDA' in done.stdout
 
 
 # --- the easyconfigs of the bundle

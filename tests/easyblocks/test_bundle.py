@@ -50,8 +50,10 @@ def test_hooks_alone(eb_env, other_python, tmp_path):
 
 
 @pytest.mark.parametrize('packages, message', [
-    ([], 'the Python that runs eb, has no slingtorch'),
-    ([ROOT], f"but 'import slingtorch' imports the package from {ROOT}"),
+    ([], '{0}, the Python that runs eb, has no slingtorch. Activate the bundle again in this shell: eval "$(slingtorch env)"; or '
+         'install a checkout or wheel of slingtorch there: {0} -m pip install DIR'),
+    ([ROOT], "the easyblocks are from {1}, but 'import slingtorch' imports the package from {2}: run eb in another directory, or "
+             'activate the latter: eval "$(slingtorch env)"'),
 ])
 def test_installed_bundle_of_another_python(packages, message, eb_env, other_python, tmp_path):
     bundle = tmp_path / 'site-packages/slingtorch/bundle'
@@ -60,4 +62,5 @@ def test_installed_bundle_of_another_python(packages, message, eb_env, other_pyt
     blocks = f'{bundle}/easyblocks/*.py,{bundle}/easyblocks/generic/*.py'
     env = {**other_python, 'PYTHONPATH': path, 'EASYBUILD_INCLUDE_EASYBLOCKS': blocks}
     done = eb_env('--dry-run-short', EASYCONFIG, env=env, check=False)
-    assert done.returncode and message in done.stderr and 'Traceback' not in done.stderr
+    message = message.format(other_python['EB_PYTHON'], bundle, ROOT)
+    assert done.returncode and message in ' '.join(done.stderr.split()) and 'Traceback' not in done.stderr

@@ -69,6 +69,8 @@ def test_no_path_of_the_installation_is_left(image_env, unpacked):
     done = subprocess.run(['grep', '-rl', '--exclude=*.pyc', str(image_env.root), str(unpacked)],
                           stdout=subprocess.PIPE, text=True)
     assert done.stdout == ''
+    left_out = {'test', 'idlelib', 'turtledemo', 'ensurepip', 'dist-packages', 'runscripts', '.runscripts', 'easybuild', 'pyvenv.cfg'}
+    assert not left_out.intersection(os.listdir(unpacked) + os.listdir(unpacked / 'lib' / LIBRARY))
 
 
 def test_python_of_the_distribution(eb_env, tmp_path):

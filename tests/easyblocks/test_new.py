@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import sys
 import types
 
@@ -10,6 +11,7 @@ import pytest
 
 from slingtorch.commands import new
 from testbed import ROOT, checked, forkedeb, run, wheels
+from testbed.expected import expected
 
 PYTHON = '%d.%d' % sys.version_info[:2]
 OTHER = '3.%d' % (sys.version_info[1] + 1)
@@ -91,7 +93,7 @@ class Project:
         done = self.new(source, *options, check=False, **kwargs)
         assert done.returncode == 1 and 'Traceback' not in done.stderr, done.stderr
         assert not list(self.out.iterdir())
-        return done.stderr
+        return done.stderr.partition('slingtorch: error: ')[2].rstrip('\n').replace(str(self.dir), 'DIRECTORY')
 
 
 @pytest.fixture
@@ -119,6 +121,9 @@ def test_becomes_a_module(project, eb_env, lmod, source):
     path, pins = project.made(source, *[] if source == 'requirements.txt' else ['--extra', 'more'])
     assert pins == {'torch': '0.1', 'alpha': '1.5', 'beta': '1.0', 'pip': '26.3'}
     assert re.match(r'mine-\d{8}-tiny\.eb$', path.name)
+    if source == 'requirements.txt':
+        text = re.sub('[0-9a-f]{64}', 'SHA256', path.read_text())
+        expected(text, 'new-easyconfig', [(path.stem[5:13], 'DAY'), (PYTHON, 'PYTHON'), (os.uname().machine, 'MACHINE')])
     if source != 'requirements.txt':
         return      # eb installs all in the same way
     eb_env(path, env={**project.env, 'PIP_EXTRA_INDEX_URL': '', 'PIP_NO_INDEX': '0'})
@@ -157,7 +162,8 @@ def test_a_package_without_a_wheel_is_built(project):
     pins = project.made('requirements.txt', '--build', './elsewhere')[1]
     assert pins['part'] == '0.4' and (project.out / 'part-0.4-py3-none-any.whl').exists()
     said = project.new('requirements.txt', '--build', 'no-such-thing==7', check=False).stderr
-    assert 'Building a wheel of no-such-thing==7 failed (the reason is above)' in said
+    assert said.startswith('slingtorch: building a wheel of no-such-thing==7\n') and said.endswith(
+        'slingtorch: error: Building a wheel of no-such-thing==7 failed (the reason is above)\n')
 
 
 def test_locking_again_finds_the_wheels_beside_it(project):
@@ -193,24 +199,29 @@ def test_site_values_and_the_image(project, eb_env):
 
 
 def test_a_wheel_for_another_pytorch(project):
-    """The one that fits is named: pip and uv do not know what was compiled for what."""
+    """pip and uv do not know what was compiled for what."""
     pages = project.dir / 'pages'
     for version in ('1.0+cu12torch0.1', '1.1+cu12torch0.2'):
         wheels.make_wheel(pages, 'flash', version)
     project.write('requirements.txt', f'--find-links {pages}\nflash\n')
-    said = project.refused('requirements.txt')
-    assert 'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, but PyTorch-0.1-tiny.eb has 0.1' in said
-    assert f'These wheels fit: {pages}/flash-1.0+cu12torch0.1-py3-none-any.whl' in said
+    assert project.refused('requirements.txt') == (
+        'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, but PyTorch-0.1-tiny.eb has 0.1. Name a wheel that fits (flash @ '
+        'https://...whl), or use another --on')
     project.write('requirements.txt', f'--find-links {pages}\nflash==1.0+cu12torch0.1\n')
     assert project.made('requirements.txt')[1]['flash'] == '1.0+cu12torch0.1'
 
 
+REMEDY = '\nChange a requirement in requirements.txt, name another easyconfig than PyTorch-0.1-tiny.eb with --on, or, where ' \
+    'only a wheel is missing, build one: --build REQUIREMENT'
+
+
 @pytest.mark.parametrize('lines, says', [
-    ('no-such-thing==3\n', ['no-such-thing was not found', 'requirements.txt: no-such-thing==3', 'No index in pip']),
-    ('torch==0.2\n', ['you require torch==0.1 and torch==0.2', 'requirements.txt: torch==0.2', 'PyTorch-0.1-tiny.eb: torch==0.1',
-                      'with --on']),
-    ('gamma\n', ['gamma', 'Only wheels are installed', '--build REQUIREMENT']),
-    ('-c limits.txt\n', ["an easyconfig cannot have the option '-c'"]),
+    ('no-such-thing==3\n', ['no-such-thing was not found', REMEDY]),
+    ('torch==0.2\n', ['the packages cannot be had together. The output of uv is:\n'
+                      'Because you require torch==0.1 and torch==0.2, ', REMEDY]),
+    ('gamma\n', ['gamma', REMEDY]),
+    ('-c limits.txt\n', ["an easyconfig cannot have the option '-c'. Remove it; write each line of a constraints file as a "
+                         'requirement']),
     ('./nowhere\n', ['Building a wheel of', 'nowhere']),
     ('-r gone.txt\n', ['gone.txt']),
 ])
@@ -219,6 +230,16 @@ def test_requirements_that_cannot_be_had(project, lines, says):
     said = project.refused(project.write('requirements.txt', lines).name)
     for text in says:
         assert text in said
+
+
+def test_lines_of_a_requirements_file():
+    wanted = new.Wanted('/p/requirements.txt')
+    wanted.read('alpha[x] >= 1  # why\n\n# all\n-e .[more]\n--editable=./sub\n./part\nhere @ file:///src/here[a]\n-f wheels\n'
+                '--find-links https://page\n-i https://own\n--extra-index-url https://download.pytorch.org/whl/cpu\n'
+                'beta @ https://b/beta.whl\n', '/p/requirements.txt')
+    assert (wanted.lines, wanted.projects, wanted.links, wanted.index_urls) == (
+        ['alpha[x] >= 1', 'beta @ https://b/beta.whl'],
+        [('/p/.', '[more]'), ('/p/./sub', ''), ('/p/./part', ''), ('/src/here', '[a]')], ['/p/wheels', 'https://page'], ['https://own'])
 
 
 def test_extras_of_a_pyproject(tmp_path):
@@ -240,20 +261,17 @@ def test_python_of_the_site(roles, role, version):
     assert new.chosen_python(None, site, on) == version
 
 
-def test_wheels_of_a_page(tmp_path):
-    page = tmp_path / 'page.html'
-    page.write_text('<a href="flash-1.0%2Bcu12torch2.9-py3-none-any.whl">a</a> <a href="flash-1.1%2Bcu12torch2.8-x.whl">b</a>')
-    with pytest.raises(RuntimeError, match=rf'These wheels fit: file://{tmp_path}/flash-1.0\+cu12torch2.9-py3-none-any.whl. '):
-        new.check_for_torch('flash==1.1+cu12torch2.8 \\\n', {'pins': {'torch': '2.9.1'}, 'file': 'X.eb'}, [page.as_uri()])
-
-
 def test_a_python_that_the_cluster_lacks(project):
     project.write('pyproject.toml', PROJECT.replace('>=3.8', '>=3.90'))
-    assert "is for (python_full_version >= '3.90'), but this is Python" in project.refused('pyproject.toml')
-    assert "There is no working Python 'python3.90'" in project.refused('pyproject.toml', '--python', 'python3.90')
+    assert project.refused('pyproject.toml') == (
+        f"DIRECTORY/pyproject.toml is for (python_full_version >= '3.90'), but this is Python {PYTHON} on manylinux_2_28_x86_64. "
+        'Load a module with another Python (or name one with --python), or lock the project for this platform, too')
+    assert project.refused('pyproject.toml', '--python', 'python3.90') == (
+        "There is no working Python 'python3.90'. Load a module with one, or name another with --python")
     project.on.write_text(project.on.read_text().replace(f"'{PYTHON}', ", ''))
-    said = project.refused('pyproject.toml', '--python', sys.executable)
-    assert f'PyTorch-0.1-tiny.eb has packages for Python {OTHER}, but {sys.executable} is Python {PYTHON}' in said
+    assert project.refused('pyproject.toml', '--python', sys.executable) == (
+        f'PyTorch-0.1-tiny.eb has packages for Python {OTHER}, but {sys.executable} is Python {PYTHON}. Load a module with one of '
+        'these, or name one with --python')
 
 
 def test_a_lock_file_of_another_platform(project):
@@ -262,37 +280,52 @@ def test_a_lock_file_of_another_platform(project):
     assert "(sys_platform == 'darwin')" in project.refused('uv.lock')
 
 
-@pytest.mark.parametrize('source, text', [
-    ('uv.lock', 'version = 1\n[[package]]\nname = 3\n'), ('pyproject.toml', '[project\n'), ('pyproject.toml', 'project = 3\n'),
-    ('pyproject.toml', '[project]\nrequires-python = 3\n'), ('pyproject.toml', '[project]\ndependencies = "alpha"\n'),
-    ('pyproject.toml', '[project]\ndependencies = [1]\n'), ('latin.txt', 'alpha  # gr\udcfcn\n')])
-def test_files_that_are_damaged(project, source, text):
-    project.write('pyproject.toml', PROJECT)
+LISTS = ' does not have the form of a project: dependencies and each of the optional-dependencies must be lists of texts'
+
+
+@pytest.mark.parametrize('source, text, words', [
+    ('uv.lock', 'version = 1\n[[package]]\nname = 3\n', 'Reading DIRECTORY/uv.lock failed. The output of uv is:'),
+    ('pyproject.toml', '[project\n', 'cannot be read: '),
+    ('pyproject.toml', 'project = 3\n', ' does not have the form of a project: project must be a table'),
+    ('pyproject.toml', '[project]\nrequires-python = 3\n', ': requires-python must be a text'),
+    *(('pyproject.toml', f'[project]\n{line}\n', LISTS) for line in (
+        'dependencies = "alpha"', 'dependencies = [1]', 'optional-dependencies = 3', 'optional-dependencies = { a = "b" }')),
+    ('pyproject.toml', 'x = 1\n', "DIRECTORY/pyproject.toml does not have 'project'"),
+    ('latin.txt', 'alpha  # gr\udcfcn\n', 'DIRECTORY/latin.txt is not a text file in UTF-8 (')])
+def test_files_that_are_damaged(project, source, text, words):
+    (project.dir / 'pyproject.toml').write_text(PROJECT)
     (project.dir / source).write_bytes(text.encode('utf-8', 'surrogateescape'))
-    assert source in project.refused(source)
+    with pytest.raises(RuntimeError) as said:
+        new.read_project(shutil.which('uv'), str(project.dir / source), [], {})
+    assert words in str(said.value).replace(str(project.dir), 'DIRECTORY')
 
 
 def test_an_extra_that_is_not_there(project):
     """uv only warns, so the module would lack its packages."""
     project.write('requirements.txt', 'alpha\n')
-    assert 'requirements.txt, write the extra behind its package: NAME[more]' in project.refused(
-        'requirements.txt', '--extra', 'more')
+    assert project.refused('requirements.txt', '--extra', 'more') == (
+        "--extra is for a project's pyproject.toml or uv.lock. In DIRECTORY/requirements.txt, write the extra behind its package: "
+        'NAME[more]')
     project.package('mine', '0.3', ['torch'], more='[project.optional-dependencies]\nother_ones = ["beta"]\n')
-    assert "pyproject.toml does not have the extra 'more'" in project.refused('pyproject.toml', '--extra', 'more')
+    assert project.refused('pyproject.toml', '--extra', 'more') == "DIRECTORY/pyproject.toml does not have the extra 'more'"
     assert 'mine' in project.made('pyproject.toml', '--extra', 'Other-Ones')[1]
 
 
 @pytest.mark.parametrize('name', ['../mine', '.hidden'])
 def test_a_name_that_is_a_path(project, name):
     project.write('requirements.txt', 'alpha\n')
-    assert 'is not a valid module name' in project.refused('requirements.txt', name=name)
+    assert project.refused('requirements.txt', name=name) == (
+        f"'{name}' is not a valid module name: use letters, digits, '_', '.', '+' and '-'")
 
 
 def test_on_something_else(project):
     project.write('requirements.txt', 'alpha\n')
     text = project.on.read_text()
     project.on.write_text(text + "wheel_platform = ['manylinux_2_28_s390x']\n")
-    assert 'has no wheel for the processor type' in project.refused('requirements.txt')
+    assert project.refused('requirements.txt') == (
+        f'PyTorch-0.1-tiny.eb has no wheel for the processor type {os.uname().machine}: use another --on')
     project.on.write_text(text)
     project.on.with_suffix('.lock').unlink()
-    assert 'is not a PythonVenv easyconfig with a lock file of PyTorch' in project.refused('requirements.txt')
+    assert project.refused('requirements.txt') == (
+        '--on PyTorch-0.1-tiny.eb is not a PythonVenv easyconfig with a lock file of PyTorch beside it: use another one '
+        f"('eb --search PyTorch-'), or make the lock file: slingtorch lock {project.on}")

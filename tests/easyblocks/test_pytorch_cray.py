@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -37,29 +35,12 @@ def installed(tmp_path_factory, lmod):
     return site
 
 
-def test_options_of_the_build(installed):
+def test_options_reach_the_build(installed):
+    """All of them: test_pytorch_cray_input.py."""
     environ = installed.built['environ']
-    cuda = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cuda/12.2.1')
-    cudnn = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.8.1.3-12')
-    expected = {'USE_MPI': '1', 'USE_DISTRIBUTED': '1', 'USE_IBVERBS': '0', 'BUILD_TEST': '0', 'USE_CUDA': '1',
-                'TORCH_CUDA_ARCH_LIST': '8.0', 'USE_ROCM': '0', 'USE_CUDNN': '1', 'CUDNN_LIB_DIR': f'{cudnn}/lib',
-                'CUDNN_LIBRARY': f'{cudnn}/lib', 'CUDNN_INCLUDE_DIR': f'{cudnn}/include', 'USE_NCCL': '1',
-                'USE_SYSTEM_NCCL': '1', 'NCCL_ROOT': str(installed.nccl), 'NCCL_LIB_DIR': f'{installed.nccl}/lib',
-                'NCCL_INCLUDE_DIR': f'{installed.nccl}/include', 'BLAS': 'MKL', 'INTEL_MKL_DIR': environ['MKLROOT'],
-                'USE_STATIC_MKL': '1', 'USE_MKLDNN': '1', 'USE_CUSPARSELT': '1',
-                'PYTORCH_BUILD_VERSION': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27', 'PYTORCH_BUILD_NUMBER': '1',
-                'CMAKE_PREFIX_PATH': str(installed.root), 'CMAKE_BUILD_TYPE': 'Release',
-                'CFLAGS': '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull'}
-    assert {name: environ.get(name) for name in expected} == expected
+    assert [environ[name] for name in ('USE_MPI', 'USE_SYSTEM_NCCL', 'PYTORCH_BUILD_VERSION', 'TORCH_CUDA_ARCH_LIST')] == [
+        '1', '1', '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27', '8.0']
     assert f'set(MPI_C_COMPILER "{installed.mpich}/bin/mpicc" CACHE FILEPATH "")' in installed.built['preset']
-    assert f'set(MPI_CXX_COMPILER "{installed.mpich}/bin/mpicxx" CACHE FILEPATH "")' in installed.built['preset']
-    gtl = installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib')
-    assert environ['LDFLAGS'] == (
-        f'-Wl,--disable-new-dtags -Wl,-rpath,{installed.mpich}/lib -Wl,-rpath,{installed.nccl}/lib '
-        f'-Wl,-rpath,{installed.plugin}/lib '
-        f'-Wl,--no-as-needed -L{gtl} -lmpi_gtl_cuda -Wl,-rpath,{gtl} -Wl,--allow-shlib-undefined '
-        # this one does not name the CUDA libraries that it needs
-        f'-L{cuda}/lib64 -lcudart -Wl,-rpath,{cuda}/lib64 -L{cuda}/lib64/stubs -lcuda')
 
 
 def test_environment_is_made_by_conda_offline(installed):
@@ -224,7 +205,8 @@ def test_extended_dry_run(installed):
     """It shows all steps, and hides no error."""
     said = installed('-x').stdout
     assert 'ignoring error' not in said and 'Traceback' not in said
-    assert "MPI's compilers: ['mpicc', 'mpicxx']" in said and 'GPU Transport Layer: cuda' in said
+    assert '\n  * options depend on the modules: they are unknown until these are loaded\n' in said
+    assert f'\n  * a conda environment will be made in {installed.root} with astunparse cmake>=3.27,<4 ' in said
     for step in ('configuring', 'installing', 'sanity checking', 'creating module'):
         assert f'{step}... [DRY RUN]' in said
 
@@ -233,174 +215,6 @@ def test_number_of_jobs_has_its_reason_in_the_log(installed):
     log = next(installed.root.glob('easybuild/*.log')).read_text(errors='replace')
     jobs = re.search(r'(\d+) compile jobs at a time: ([\d.]+) GiB of memory are available, one job may need 4 GiB', log)
     assert int(jobs.group(1)) == int(installed.built['environ']['MAX_JOBS']) <= max(1, float(jobs.group(2)) / 4)
-
-
-# --- checks that cannot pass wrongly: the installed toy, with other libraries in place of its own
-
-CHECK = """
-import json, os, sys
-from easybuild.tools.options import set_up_configuration
-set_up_configuration(args=sys.argv[1:], silent=True)
-from slingtorch.install.process import check_linkage
-for line in sys.stdin:
-    process, expected, os.environ['LD_LIBRARY_PATH'] = json.loads(line)
-    print(json.dumps(check_linkage(process, expected)), flush=True)
-"""
-USE_MPI = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
-
-
-@pytest.fixture(scope='module')
-def judge(installed, lmod):
-    """A process that judges one after the other, and the environment with the module."""
-    blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
-    with subprocess.Popen([sys.executable, '-c', CHECK, blocks], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          universal_newlines=True, env=installed.eb.env, cwd=installed.eb.prefix) as judge:
-        judge.env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
-        yield judge
-        judge.stdin.close()
-
-
-@pytest.fixture
-def process(installed, judge, tmp_path):
-    """What the probe finds in the installed toy, and how to link, expect and judge."""
-    return Process(installed, judge, tmp_path)
-
-
-class Process:
-    """One copy of the toy's package, to be spoilt."""
-
-    def __init__(self, installed, judge, tmp_path):
-        self.installed, self.judge = installed, judge
-        self.tmp_path = tmp_path
-        self.modules = []
-        self.torch = tmp_path / 'prefix/torch'
-        shutil.copytree(next(installed.root.glob('lib/python3*/site-packages/torch')), self.torch)
-        self.flags = installed.built['environ']['LDFLAGS'].split()
-        self.expected = {
-            'version': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27',
-            'prefix': str(tmp_path / 'prefix'),
-            'mpi': os.path.realpath(re.search(r'=> (/\S*libmpi_gnu\S*)', run(
-                ['ldd', self.torch / 'lib/libtorch_cpu.so']).stdout).group(1)),
-            'gtl': str(installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib/libmpi_gtl_cuda.so')),
-            'nccl': str(installed.nccl),
-            'nccl_version': '2.21.5',
-            'plugin': str(installed.plugin),
-            'settings': ['USE_MPI', 'USE_CUDA', 'USE_NCCL'],
-        }
-
-    def link(self, name, compiler, source='', flags=()):
-        """Make one of the toy's libraries again."""
-        run([compiler, '-shared', '-fPIC', '-o', self.torch / 'lib' / name, '-xc', '-', '-xnone', *flags],
-            input=source + '\n')
-
-    def built(self, name, value):
-        """Change what the toy says of itself."""
-        path = self.torch / 'built.py'
-        path.write_text(re.sub(f'^{name} = .*$', f'{name} = {value!r}', path.read_text(), flags=re.M))
-
-    def wrong(self, env=None):
-        """Import it in a process of its own, and judge that; all that is wrong in one line."""
-        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'slingtorch/install/process.py').read_text(), re.M | re.S)
-        env = {**self.judge.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
-        done = run([self.installed.root / 'bin/python', '-c', probe.group(1), *self.modules], env=env, cwd=self.tmp_path)
-        found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
-        self.judge.stdin.write(json.dumps([found, self.expected, env['LD_LIBRARY_PATH']]) + '\n')
-        self.judge.stdin.flush()
-        return ' '.join(json.loads(self.judge.stdout.readline()))
-
-
-def test_right_process(process):
-    assert process.wrong() == ''
-
-
-def test_another_mpi_than_asked_for(process):
-    process.link('libtorch_cpu.so', 'gcc', USE_MPI, [*process.flags, derecho.openmpi_library()])
-    wrong = process.wrong()
-    assert 'PyTorch is not linked with the MPI that it was built for' in wrong and 'libmpi.so.40' in wrong
-
-
-def test_two_mpis_in_one_process(process):
-    process.link('libgloo.so', 'gcc', USE_MPI, [derecho.openmpi_library()])
-    wrong = process.wrong()
-    assert re.search(r'^The process has another MPI, too: /\S*libmpi.so.40\S*, needed by /\S*libgloo.so', wrong)
-
-
-def test_transport_layer_not_linked(process):
-    process.link('libtorch_cpu.so', 'mpicc.mpich', USE_MPI)
-    process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'{process.installed.nccl}/lib/libnccl.so'])
-    wrong = process.wrong()
-    assert 'libmpi_gtl_cuda.so is not in the process: MPI_Init would abort' in wrong
-
-
-def test_no_mpi_linked(process):
-    process.built('mpi', False)
-    process.link('libtorch_cpu.so', 'gcc', '', process.flags)
-    wrong = process.wrong()
-    assert 'torch.distributed has no MPI: CMake did not find MPI' in wrong
-    assert 'torch.__config__ does not contain USE_MPI=ON' in wrong
-    assert 'No library of PyTorch is linked with MPI' in wrong and 'but with none' in wrong
-    process.expected['mpi'] = None
-    assert "It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI" in process.wrong()
-
-
-def test_wrong_versions(process):
-    process.built('version', '2.4.0')
-    process.built('nccl_version', '2.18.3')
-    wrong = process.wrong()
-    assert 'PyTorch reports the version 2.4.0, not 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27' in wrong
-    assert 'NCCL reports the version 2.18.3, not 2.21.5' in wrong
-
-
-def test_nccl_of_a_python_package(process):
-    other = derecho.shared_library(process.tmp_path / 'wheel/libnccl.so')
-    process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'-Wl,-rpath,{other.parent}', str(other)])
-    wrong = process.wrong({'LD_LIBRARY_PATH': ''})
-    assert f'The NCCL in {process.installed.nccl} is not in the process' in wrong
-    assert f'The process has another NCCL, too: {other}' in wrong
-    assert 'NCCL would use ' in wrong
-
-
-def test_plugin_of_another_directory(process):
-    other = derecho.shared_library(process.tmp_path / 'other/libnccl-net.so')
-    wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.judge.env["LD_LIBRARY_PATH"]}'})
-    assert f'NCCL would use {other} instead of the network plugin in {process.installed.plugin}' in wrong
-
-
-def test_imported_from_elsewhere(process):
-    process.expected['prefix'] = '/nowhere'
-    assert re.search('PyTorch was imported from .*, not from the installation', process.wrong())
-
-
-def test_extension_with_another_mpi(process):
-    """It would be found only when a job hangs."""
-    package = process.torch.parent / 'mpi4py'
-    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/mpi4py')), package)
-    process.modules = ['mpi4py']
-    assert process.wrong() == ''
-    run(['gcc', '-shared', '-fPIC', '-o', package / 'libuse.so', '-xc', '-', '-xnone', derecho.openmpi_library()],
-        input=USE_MPI + '\n')
-    assert re.search(r'^The process has another MPI, too: /\S*libmpi.so.40\S*, needed by /\S*/mpi4py/libuse.so',
-                     process.wrong())
-    process.modules = ['mpi4py', 'nothing']
-    assert "nothing cannot be imported: No module named 'nothing'" in process.wrong()
-
-
-def test_torchvision_without_cuda(process):
-    package = process.torch.parent / 'torchvision'
-    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/torchvision')), package)
-    process.modules = ['torchvision']
-    assert process.wrong() == ''
-    (package / 'built.json').write_text('{"environ": {}}')
-    assert process.wrong() == 'torchvision was built without CUDA'
-
-
-def test_entry_points_are_missing(process):
-    """pytorch#188488"""
-    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/torch-*.dist-info')),
-                    process.torch.parent / 'torch-2.4.0.dist-info')
-    assert process.wrong() == ''
-    (process.torch.parent / 'torch-2.4.0.dist-info/entry_points.txt').write_text('')
-    assert "PyTorch's entry points are not installed: torchrun is not among them" in process.wrong()
 
 
 # --- real eb, when it goes wrong
@@ -461,4 +275,5 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     assert 'keeping PyTorch itself' not in said and 'PYTORCH_BUILD_VERSION=2.4.0+changed' in said
     assert re.search(r"error: .missing. undeclared", said)
     assert 'FAILED: caffe2/CMakeFiles/torch_cpu.dir/libtorch_cpu.so' in said
-    assert 'the same command' in said
+    assert ('If a compiler was killed, memory was too small: eb --max-parallel=N. After fixing the error, run the same command '
+            'again; ') in said

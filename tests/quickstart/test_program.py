@@ -13,6 +13,7 @@ import pytest
 
 from slingtorch import gpus, lockfile, quickstart
 from testbed import ROOT, clean_environ
+from testbed.expected import expected
 from testbed.wheels import make_wheel
 
 NEWEST, OLDER = 'PyTorch-2.15.0-cuda-13.2.eb', 'PyTorch-2.10.0-cuda-12.8.eb'
@@ -36,8 +37,12 @@ def fake_command(directory, name, text):
 
 def test_new_empty_and_own_directories_are_taken(tmp_path):
     (tmp_path / 'empty').mkdir()
-    for name in ('empty', 'new/deep', 'new/deep'):
-        assert claim(tmp_path / name) == str(tmp_path / name)
+    before = os.umask(0o002)    # as users of a group of their own have it
+    try:
+        for name in ('empty', 'new/deep', 'new/deep'):
+            assert claim(tmp_path / name) == str(tmp_path / name)
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize('spoil, words', [
@@ -162,27 +167,48 @@ def test_what_is_installed_is_left_alone(tmp_path, monkeypatch, runs, words):
     assert called == words and locks.exists() is bool(runs)
 
 
+def test_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(quickstart, 'quickstart', lambda args, root: seen.append((vars(args), root)))
+    assert quickstart.main([]) == quickstart.main('--cpu --ranks 48 --prefix x --python y --modules z'.split(), '/r') == 0
+    assert seen == [({'prefix': f'{ROOT}/.slingtorch', 'cpu': False, 'ranks': None, 'python': None, 'modules': None}, '/'),
+                    ({'prefix': 'x', 'cpu': True, 'ranks': 48, 'python': 'y', 'modules': 'z'}, '/r')]
+
+
 def test_eb_or_the_training_fails(tmp_path, monkeypatch, capsys):
     """Of the environment is kept how the network is reached, not what decides what is installed where."""
-    kept = 'PIP_RETRIES PIP_TRUSTED_HOST PIP_CLIENT_CERT PIP_DEFAULT_TIMEOUT PIP_EXTRA_INDEX_URL NO_PROXY CUDA_VISIBLE_DEVICES'.split()
+    kept = 'SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CONFIG_FILE PIP_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_PROXY PIP_CERT \
+        PIP_TIMEOUT PIP_RETRIES PIP_TRUSTED_HOST PIP_CLIENT_CERT PIP_DEFAULT_TIMEOUT PIP_EXTRA_INDEX_URL NO_PROXY CUDA_VISIBLE_DEVICES'.split()
+    for name in [name for name in os.environ if name.startswith(('EASYBUILD_', 'SLINGTORCH_')) or name == 'OMP_NUM_THREADS']:
+        monkeypatch.delenv(name)
     before, found = dict(os.environ), []
-    monkeypatch.setattr(quickstart, 'run_activated', lambda *_: found.append(dict(os.environ)) or 3)
+    monkeypatch.setattr(quickstart, 'run_activated', lambda *words: found.append([*words, dict(os.environ)]) or status)
+    monkeypatch.setattr(quickstart.time, 'monotonic', lambda: 1000.0 * len(found))
+    status = 3
     with pytest.raises(quickstart.QuickstartError, match='EasyBuild could not install X.eb'):
         quickstart.install_pytorch(str(tmp_path), 'X.eb', 'X')
+    capsys.readouterr()     # root is told more
     for name in ('set_up_tools', 'write_configuration', 'install_pytorch'):
         monkeypatch.setattr(quickstart, name, lambda *_: None)
     os.environ.update(dict.fromkeys([*kept, 'PIP_TARGET', 'SLURM_JOB_ID', 'PYTHONPATH', 'EASYBUILD_PREFIX'], 'x'))
     try:
-        assert quickstart.main(['--prefix', str(tmp_path / 'p'), '--cpu', '--ranks', '3', '--modules', 'Lmod x Lua']) == 1
+        options = ['--cpu', '--ranks', '3', '--modules', 'Lmod x Lua', '--prefix']
+        assert quickstart.main([*options, str(tmp_path / 'p')]) == 1
+        failed, status = capsys.readouterr(), 0
+        assert quickstart.main([*options, str(tmp_path / 'q')]) == 0
     finally:
         os.environ.clear()
         os.environ.update(before)
     # the checkout stays as it is: nothing is compiled there
-    assert {name for name, value in found[-1].items() if value == 'x'} == set(kept)
-    assert found[-1]['PYTHONDONTWRITEBYTECODE'] == '1'
-    said = capsys.readouterr()
-    assert 'quickstart has a configuration of its own: $EASYBUILD_PREFIX' in said.out and 'Training on 3 ranks' in said.out
-    assert 'quickstart: training failed with status 3\n' in said.err and f'rm -r {tmp_path}/p, then' in said.err
+    prefix, script, environ = found[-2]
+    assert {name for name, value in environ.items() if value == 'x'} == set(kept)
+    assert {name: environ[name] for name in environ if name in (
+        'LC_ALL PYTHONNOUSERSITE TMPDIR PIP_CACHE_DIR PIP_USER MPIEXEC_TIMEOUT OMP_NUM_THREADS PYTHONDONTWRITEBYTECODE'.split())} == {
+            'LC_ALL': 'C.UTF-8', 'PYTHONNOUSERSITE': '1', 'TMPDIR': prefix + '/tmp', 'PIP_CACHE_DIR': prefix + '/cache',
+            'PIP_USER': '0', 'MPIEXEC_TIMEOUT': '600', 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
+    assert failed.out.startswith('not used, quickstart has a configuration of its own: $EASYBUILD_PREFIX\nmodules tool: ')
+    expected(f'{script}\n{failed.err}{capsys.readouterr().out}', 'quickstart', [
+        (tmp_path, 'DIRECTORY'), (sys.executable, 'PYTHON'), (ROOT, 'BUNDLE')])
 
 
 # --- EasyBuild and its environment, from tiny wheels
@@ -229,7 +255,7 @@ def test_index_out_of_reach(tmp_path, monkeypatch):
     for name, value in (('INDEX_URL', 'http://127.0.0.1:9/simple'), ('CONFIG_FILE', os.devnull), ('RETRIES', '0')):
         monkeypatch.setenv('PIP_' + name, value)
     monkeypatch.delenv('PIP_FIND_LINKS', raising=False)
-    with pytest.raises(quickstart.QuickstartError, match='EasyBuild could not be installed; .* -m pip said:') as err:
+    with pytest.raises(quickstart.QuickstartError, match='packages for .*/venv could not be installed; .* -m pip said:') as err:
         quickstart.set_up_tools(claim(tmp_path / 'p'))
     assert 'PIP_INDEX_URL' in err.value.args[-1] and not (tmp_path / 'p/venv/made-of').exists()
 
@@ -246,7 +272,7 @@ def test_pip_configuration_that_sends_packages_elsewhere_or_is_none(tmp_path, wh
     assert list((tmp_path / 'p/venv').glob('lib/python3*/site-packages/rich.py'))
     config.write_text('no section\n')
     shutil.rmtree(tmp_path / 'p/venv')
-    with pytest.raises(RuntimeError, match='(?s)pip cannot read its configuration: .*Correct that file'):
+    with pytest.raises(RuntimeError, match='(?s)pip cannot read its configuration: .*pip.conf.*Correct that file'):
         quickstart.set_up_tools(claim(tmp_path / 'p'))
 
 
@@ -280,6 +306,9 @@ def test_activate_is_one_clean_configuration(prefix, tmp_path):
     assert '/elsewhere' not in done.stdout and '/other' not in done.stdout
     assert str(prefix / 'easybuild') in done.stdout and str(ROOT / 'hooks/slingshot_hooks.py') in done.stdout
     assert done.stdout.endswith('function\n')
+    assert (prefix / 'easybuild.cfg').read_text().partition('allow-use')[0] == (
+        f'[config]\nprefix = {prefix}/easybuild\ntmpdir = {prefix}/tmp\nmodules-tool = Lmod\nmodule-syntax = Lua\n')
+    assert f'export SLINGTORCH_CACHE_ROOT={prefix}/tmp\n' in (prefix / 'activate').read_text()
 
 
 def test_activate_passes_an_error_on(prefix):

@@ -9,12 +9,22 @@ import subprocess
 
 import pytest
 
-from testbed import NODES, ROOT, only_root, run, stagedenv
+from testbed import NODES, ROOT, messages, only_root, stagedenv
+from testbed import run as run_any
 from testbed.easybuild import EasyBuild
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
 START = ROOT / 'runscripts/conda-python-distributed'
+
+
+def run(command, env, **more):
+    """A start whose messages are known."""
+    done = run_any(command, env=env, **more)
+    messages.known(done.stderr, env.get('SLINGTORCH_STAGE_DIR', '-'), env.get('VIRTUAL_ENV', '-'))
+    return done
+
+
 SHOW = 'import alpha, os, sys; print(os.environ["RANK"], sys.prefix, alpha.__file__.startswith(sys.prefix))'
 WAIT = 'import signal; print("running", flush=True); signal.pause()'
 
@@ -40,8 +50,10 @@ class Staging:
         (self.bin / name).chmod(0o755)
 
     def __call__(self, *arguments, code=SHOW, env=(), check=True):
-        return self.slurm.srun('-Q', '-N2', '--ntasks-per-node=2', START, *(arguments or ['--stage']), '-c', code,
+        done = self.slurm.srun('-Q', '-N2', '--ntasks-per-node=2', START, *(arguments or ['--stage']), '-c', code,
                                env={**self.env, **dict(env)}, check=check)
+        messages.known(done.stderr, self.slurm.local, self.dir, self.image_env.root)
+        return done
 
     def on_node(self, node, *command):
         return self.slurm.srun('-N1', '-w', node, *command, check=False).stdout
@@ -139,18 +151,6 @@ def test_a_step_without_an_image_and_a_threshold_says_so_once(staging):
     assert_staged(done, (False, False))
     assert done.stderr.count('\n') == 1
     assert 'this job is not staged: SLINGTORCH_ENVIRONMENT_IMAGE is not set' in done.stderr
-
-
-def test_several_steps_of_a_job_send_it_once(staging):
-    script = f"#!/bin/bash\nfor step in 1 2; do srun {START} --stage -c '{SHOW}'; done\n"
-    done = staging.slurm.sbatch(script, '-N2', '--ntasks-per-node=2', env={**staging.env, 'SLINGTORCH_STAGE_KEEP': '1'})
-    assert done.returncode == 0, done.output
-    assert len([line for line in done.output.splitlines() if line.endswith('True') and '/env ' in line]) == 8
-    images = [line for line in staging.log.read_text().splitlines() if str(staging.image_env.image) in line]
-    assert len(images) == 1
-    for node in NODES:
-        [kept] = [path for path in staging.left(node) if 'image-' in path]
-        assert (staging.slurm.dir / f'local.{node}' / kept).stat().st_size == staging.image_env.image.stat().st_size
 
 
 def test_mpiexec_on_one_node_needs_no_sbcast(staging, mpich, tmp_path):

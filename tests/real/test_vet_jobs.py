@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import socket
-import subprocess
 
 import pytest
 
@@ -155,78 +153,3 @@ def test_until_done_goes_on_without_a_node_that_goes_down(three, pytorch):
         output = (directory / 'out').read_text()
     assert re.search(rf'until-done: start 2, job {job}, from .*, without {NODES[1]}; start 1 ran ', output), output
     assert 'until-done: done: start 2 ran' in output and set(nodes()) == set(NODES), output
-
-
-# PyTorch as it is with two GPUs, as far as pairs.py asks: gloo instead of NCCL, whose works end by themselves.
-# What rank 1 sends and receives on its second GPU is late, or fails, or ends the process.
-TWO_GPUS = """
-import os, sys, threading, time
-if 'vet' in sys.orig_argv:
-    import torch, torch.distributed as dist
-
-    class Work:
-        def __init__(self, work):
-            self.thread = threading.Thread(target=work.wait, daemon=True)
-            self.thread.start()
-        def is_completed(self):
-            return not self.thread.is_alive()
-        def wait(self):
-            pass
-
-    class Group:
-        def __init__(self, store, rank, size, timeout):
-            self.group = dist.ProcessGroupGloo(store, rank, size, timeout)
-            self.bad = os.environ['RANK'] == '1' and getattr(store, 'prefix', '').endswith('-1')
-        def allreduce(self, tensors):
-            return self.group.allreduce(tensors)
-        def send(self, *args):
-            return self.late(self.group.send, args)
-        def recv(self, *args):
-            return self.late(self.group.recv, args)
-        def late(self, function, args):
-            if self.bad and len(args[0][0]) > 4:
-                if os.environ['PLANTED'] == 'dies':
-                    os._exit(3)
-                if os.environ['PLANTED'] == 'fails':
-                    raise RuntimeError('CUDA error: uncorrectable ECC error')
-                time.sleep(0.1)
-            return Work(function(*args))
-
-    class PrefixStore(dist.PrefixStore):
-        def __init__(self, prefix, store):
-            super().__init__(prefix, store)
-            self.prefix = prefix
-
-    dist.PrefixStore = PrefixStore
-    dist.is_nccl_available = lambda: True
-    dist.ProcessGroupNCCL = Group
-    torch.device = lambda *words: 'cpu'
-    torch.cuda.device_count = lambda: 2
-    torch.cuda.synchronize = lambda device: None
-"""
-
-
-@pytest.mark.parametrize('planted, nodes, says', [
-    ('is slow', 3, r'nccl, GPU 1, slow: best pair 0\.\d\d GB/s, median \d\.\d\d GB/s'),
-    ('fails', 3, r'nccl, GPU 1, fails: none of its pairs worked \(RuntimeError: CUDA error: uncorrectable ECC error\)'),
-    ('dies', 2, 'fails: it did not answer'),
-])
-def test_the_gpu_of_a_node_is_named(pytorch, tmp_path, planted, nodes, says):
-    """Nodes of two GPUs each, on this machine and with a stand-in for NCCL. Of a process that dies, the node is named."""
-    (tmp_path / 'sitecustomize.py').write_text(TWO_GPUS)
-    with socket.create_server(('', 0)) as free:
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(nodes):
-        env = {**pytorch.env, 'RANK': rank, 'WORLD_SIZE': nodes, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1,
-               'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'GLOO_SOCKET_IFNAME': 'lo',
-               'PYTHONPATH': tmp_path, 'PLANTED': planted, 'SLURMD_NODENAME': f'n{rank}', 'SLURM_STEP_ID': 0}
-        ranks.append(subprocess.Popen(
-            [pytorch.quick, '-B', testbed.ROOT / 'slingtorch/job', 'vet', '--json', tmp_path / 'vet.json'],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={name: str(value) for name, value in env.items()}))
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    found = json.loads((tmp_path / 'vet.json').read_text())
-    why = {entry['name']: entry['why'] for entry in found['nodes']}
-    assert found['backend'] == 'nccl on 2 GPUs' and re.match(says, why['n1']), said
-    assert planted == 'dies' or 'fails' not in why['n0'] + why['n2'], said

@@ -228,6 +228,7 @@ EIGHT = list(range(8))
 
 
 def test_a_sound_job_of_eight_ranks_on_two_nodes_has_no_red_line(job):
+    job.words = ['-m', 'timeit']
     statuses, text, found = job.run()
     assert statuses == dict.fromkeys(EIGHT, 0)
     assert (found['format'], found['ranks'], found['title']) == (1, EIGHT, text.splitlines()[0])
@@ -267,19 +268,6 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
     assert sorted(shown + left) == ['interface', 'master']
     assert sorted(re.findall(r'^(?:RED|ignored) +(\S+)', text, re.M)) == ['interface', 'master']
     assert ('%d RED, %s' % (len(left), '%d ignored' % len(shown) if shown else '')) in text.splitlines()[0]
-
-
-@pytest.mark.parametrize('ignore', ['yes', 'values', 'value,NCCL_ALGO', 'value:NCCL_ALGO'])
-def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(gather.Usage, match='no finding has the name .*Write 1 for all, or names: .* no-answer, plugin'):
-        gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
-
-
-@pytest.mark.parametrize('changed, says', [({'MASTER_PORT': 'x'}, "MASTER_PORT='x' is not a number"),
-                                           ({'LOCAL_RANK': '1'}, 'rank 0 has LOCAL_RANK=1, but must have 0')])
-def test_ranks_that_cannot_be(job, changed, says):
-    with pytest.raises(gather.Usage, match=says):
-        gather.read_ranks({**job.environ(0), **changed})
 
 
 def test_a_node_that_does_not_answer_can_be_ignored(job):
@@ -361,7 +349,9 @@ def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path
 
 
 def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
-    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"};')
+    # of the sections, only those with constants count
+    code = 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"}; char b[] = " NCCL_PROTOCOL";'
+    nccl = library(tmp_path / 'libnccl.so.2', code)
     [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
     assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
 
@@ -413,6 +403,11 @@ def test_an_ofi_plugin_is_asked_for_its_own_names(tmp_path):
                                   'libmpi_amd.so.12', 'libmpich_gnu_82.so.3', 'libmpi.so.12', 'libmpich.so.12'])
 def test_an_mpi_is_known_by_its_name(name):
     assert library_kind('/opt/cray/pe/lib64/' + name) == 'MPI'
+
+
+@pytest.mark.parametrize('kind', ['libnccl', 'librccl', 'libfabric', 'libcuda', 'libcudart', 'libamdhip64'])
+def test_a_library_is_known_by_its_name(kind):
+    assert (library_kind(f'/x/{kind}.so.2'), library_kind(f'/{kind}.so/x'), library_kind(f'/{kind}x.so')) == (kind, None, None)
 
 
 @pytest.mark.parametrize('name', [
@@ -482,9 +477,10 @@ def test_nccl_has_to_be_told_the_interfaces_of_slingshot(tmp_path, several, env,
     assert ['NCCL may use the management network' in finding.text for finding in report.having('yellow')] == [True] * yellow
 
 
-@pytest.mark.parametrize('names, level, says', [('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists')])
+@pytest.mark.parametrize('names, level, says', [
+    ('eth1', 'yellow', 'eth1 is down on this node'), ('eth', 'good', 'exists'), ('eth2,eth1', 'yellow', 'eth1, eth2 is down')])
 def test_an_interface_that_is_down(job, names, level, says):
-    job.files['sys/class/net/eth1/operstate'] = 'down'
+    job.files.update({'sys/class/net/eth1/operstate': 'down', 'sys/class/net/eth2/operstate': 'down'})
     report = findings.Report(0)
     look.look_at_interfaces(Machine({'NCCL_SOCKET_IFNAME': names}, job.root(0)), report, False)
     assert [(finding.level, says in finding.text) for finding in report.findings] == [(level, True)]
@@ -916,12 +912,6 @@ def test_plugin_missing(env, missing):
     assert ['missing: no ' + name in text for text in found] == [True] * missing
 
 
-def test_plugin_where_the_system_has_its_libraries(tmp_path):
-    (tmp_path / 'etc').mkdir()
-    (tmp_path / 'etc/ld.so.cache').write_bytes(b'glibc-ld.so.cache1.1\0libnccl-net.so\0/usr/lib64/libnccl-net.so\0')
-    assert nccl.plugin_files(Machine({}, str(tmp_path))) == ['/usr/lib64/libnccl-net.so']
-
-
 def test_an_mpiexec_inside_a_job_is_no_srun():
     env = {'SLURM_STEP_ID': '4294967291', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'first', 'MASTER_PORT': '1'}
     found = {tuple(gather.places({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURMD_NODENAME': node}))
@@ -976,6 +966,14 @@ def probed(answer, env=(), files=(), tmp_path=None):
 def test_gpu_support_without_its_library():
     found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12', '/lib64/libcxi.so.1']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
     assert found[0][:2] == ('yellow', 'libraries') and 'libmpi_gtl' in found[0][2]
+    found = probed({'maps': ['/x/cray/libmpi_gnu_123.so.12', '/x/libmpi_gtl_cuda.so']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
+    assert [entry[0] for entry in found if entry[1] == 'libraries'] == ['good']
+
+
+def test_three_ranks_on_two_gpus():
+    report = findings.Report(0)
+    node.check_gpus(report, [{'rank': rank, 'gpus': ['a', 'b'], 'near': {}, 'cpus': [0]} for rank in range(3)], [], {})
+    assert [(finding.text, mask) for finding, mask in report.findings.items()] == [('3 ranks of the node share 2 GPUs', 7)]
 
 
 def test_a_network_that_is_slow_is_said_with_the_result():
@@ -1037,7 +1035,6 @@ def test_what_the_launcher_left_open_is_not_the_childs():
     os.set_inheritable(left, True)
 
     def look_there(pipe):
-        messages.drop_inherited()
         pipe.send([os.readlink('/proc/self/fd/%d' % number) for number in (left, mine)])
 
     child = messages.Child(look_there)
@@ -1120,17 +1117,6 @@ def test_every_pair_meets_once(nodes):
     assert sorted(sum(rounds, [])) == [[one, other] for one in range(nodes) for other in range(one + 1, nodes)]
 
 
-@pytest.mark.parametrize('args, says', [
-    (['1'], 'how many nodes are spare'), (['x', 'srun', 'a'], 'how many nodes are spare'),
-    (['2', 'srun', 'a'], 'leave none of the job'), (['1', 'srun', '-N2', 'a'], '-N2: with-spares chooses the nodes'),
-])
-def test_spares_that_cannot_be(args, says):
-    env = {'SLURM_JOB_NUM_NODES': '2', 'PATH': '/nowhere'}
-    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env,
-                          stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and says in done.stderr
-
-
 # --- data, and others' data
 
 
@@ -1165,10 +1151,23 @@ def test_no_text_is_endless():
     assert list(report.dump()['facts']) == ['long']     # a message has an end, too
 
 
+def test_a_node_without_gpus_says_what_asks_for_some():
+    for number, env in enumerate([{}, {'CUDA_VISIBLE_DEVICES': '0', 'HIP_VISIBLE_DEVICES': '1'}]):
+        report = findings.Report(0)
+        look.look_at_gpus(Machine(env, '/nowhere'), report, {})
+        assert [finding.text for finding in report.findings] == ['no GPU on the node' + number * (
+            ', although CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES is set')]
+
+
+def test_ranks_are_listed_up_to_eight_groups():
+    assert findings.ranks_text(range(0, 16, 2)) == 'ranks 0,2,4,6,8,10,12,14' and findings.ranks_text([3]) == 'rank 3'
+    assert findings.ranks_text(range(0, 18, 2)) == 'ranks 0,2,4,6,8,10,12,14,... (9 ranks)'
+
+
 def test_text_of_others_cannot_steer_the_terminal():
     report = findings.Report(0)
-    report.add('red', 'x', 'a\x1b[2Jb\nc')
-    assert '\x1b' not in report.text('h') and 'a [2Jb c' in report.text('h')
+    report.add('red', 'x', 'a\x1b[2Jb\nc', 'd', ranks=0)
+    assert report.text('h') == 'h\nRED        x            a [2Jb c\n' + ' ' * 24 + '-> d\n'
 
 
 def test_a_report_of_4096_ranks_stays_small():
@@ -1183,6 +1182,9 @@ def test_a_report_of_4096_ranks_stays_small():
 
 
 def test_elf_refuses_what_it_cannot_read(tmp_path):
+    sound = library(tmp_path / 'sound.so', 'int one; extern int other; int *use = &other;')
+    assert [one.path for one in elf.readable([str(tmp_path / 'missing'), __file__, sound])] == [sound]
+    assert 'one' in elf.Library(sound).exported() and 'other' not in elf.Library(sound).exported()
     for data in (b'', b'\x7fELF' + b'\1' * 100, b'\x7fELF\x02\x01' + b'\xff' * 100):
         (tmp_path / 'x').write_bytes(data)
         with pytest.raises(ValueError):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -211,6 +212,8 @@ class TCPStore:
         pass
     def set(self, key, text):
         self.kept[key] = text.encode()
+    def num_keys(self):
+        return len(self.kept)
     def add(self, key, more):
         self.kept[key] = self.kept.get(key, 0) + more
         return self.kept[key]
@@ -243,7 +246,6 @@ def of_process(monkeypatch, environ, **planted):
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
     one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
     return one
 
 
@@ -328,30 +330,6 @@ def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, seconds, co
     busy.set()
 
 
-def test_a_pytorch_without_stores_is_not_waited_for(monkeypatch):
-    def fails(*_):
-        raise ModuleNotFoundError("No module named 'torch.distributed'")
-
-    monkeypatch.setattr(probe.meet, 'Store', type('Store', (), {'__init__': fails}))
-    one = probe.Probe(types.SimpleNamespace(send=lambda said: None))
-    one.environ = {'RANK': '0'}
-    assert one.open(600) is None and one.result['lost'] == "No module named 'torch.distributed'"
-
-
-def test_an_error_after_the_import_is_not_that_of_the_import(monkeypatch):
-    def fails(_, seconds):
-        raise OSError(24, 'Too many open files')
-
-    said = []
-    monkeypatch.setattr(probe.messages, 'drop_inherited', lambda: None)
-    monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=dict))
-    monkeypatch.setattr(probe.Probe, 'load', lambda self: self.say(imported=3.0))
-    monkeypatch.setattr(probe.Probe, 'come', fails)
-    probe.run(types.SimpleNamespace(send=lambda found: said.append(dict(found))), 1, [])
-    assert said[-1]['phase'] == 'rendezvous' and said[-1]['over']
-    assert said[-1]['error'] == f'the rendezvous failed: OSError: [Errno 24] Too many open files (in {__file__})'
-
-
 @pytest.mark.parametrize('level', ['yellow', 'red'])
 def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
@@ -359,6 +337,15 @@ def test_a_node_with_something_red_does_not_wait_long_for_the_verdict(level):
     asked = []
     check.deliver(rank, types.SimpleNamespace(ask=lambda key, seconds, _: asked.append(seconds) or '1'), {'met': True})
     assert asked == [rank.seconds if level == 'red' else rank.limit] and rank.limit > rank.seconds
+
+
+@pytest.mark.parametrize('found, says', [
+    ({}, "cannot reach rank 0's node: it has not imported PyTorch in time"), ({'error': 'no'}, "reach rank 0's node: no"),
+    ({'met': True}, 'rank 0 has ended, or its node is gone .gone.')])
+def test_a_node_that_has_met_nobody_asks_nobody(found, says):
+    rank = check.Rank(Machine({'RANK': '4', 'WORLD_SIZE': '8', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
+    with pytest.raises(gather.PeerLost, match=says):
+        check.deliver(rank, types.SimpleNamespace(ask=raising(gather.PeerLost('gone'))), found)
 
 
 # --- limits
@@ -379,6 +366,9 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 's': 132 << 10, 'anon': 150 << 20}
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1000, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
     ('v', 5 << 30, 'yellow'), ('d', 500 << 20, 'red'), ('d', 5 << 30, 'yellow'), ('s', 8 << 20, None), ('s', 64 << 10, 'red'),
     ('s', 512 << 10, 'yellow'), ('f', 102400, 'red'), ('f', 100 << 20, 'yellow'), ('t', 2, 'red'), ('t', 3600, 'yellow'),
+    ('f', (16 << 20) - 1, 'red'), ('f', 16 << 20, 'yellow'), ('f', (1 << 30) - 1, 'yellow'), ('f', 1 << 30, None),
+    ('t', 59, 'red'), ('t', 60, 'yellow'), ('s', (1 << 20) - 1, 'yellow'), ('s', 1 << 20, None), ('v', (16 << 30) - 1, 'yellow'),
+    ('v', 16 << 30, None), ('v', (4 << 30) - 1, 'red'), ('n', 18, 'red'), ('n', 19, 'yellow'), ('n', 1023, 'yellow'),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     found = limited({3: {'limits': {option: limit}}}, TOOK)
@@ -387,6 +377,15 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
         found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
+
+
+def test_what_must_be_the_same_on_all_ranks():
+    report = findings.Report(0)
+    for fact in check.SAME:
+        for rank in range(6):
+            report.fact(fact, rank, 1 << rank)
+    check.check_same(report)
+    assert len(report.findings) == len(check.SAME)      # with what they say: tests/expected/check-findings
 
 
 def test_limits_that_differ_between_ranks_are_named():
@@ -430,6 +429,49 @@ def test_the_limits_of_this_shell_are_read():
     done = subprocess.run(['bash', '-c', set_them, sys.executable, '-c', code, str(ROOT)],
                           stdout=subprocess.PIPE, text=True, check=True)
     assert ast.literal_eval(done.stdout) == {'n': 50, 'f': 100 << 10, 't': 77, 'd': 9000000 << 10, 's': 9000 << 10}
+
+
+NODE = {
+    'proc/self/cgroup': '0::/job/task\n5:cpuset,memory:/old\nodd\n', 'proc/meminfo': 'MemAvailable:   2000 kB\n',
+    'proc/self/status': 'Cpus_allowed_list:\t0-1,4\n', 'sys/devices/system/cpu/online': '0-5',
+    'proc/self/mounts': 'a / ext4 rw 0 0\nb /a\\040b lustre rw,x 0 0\nc /a\\040b nfs4 rw 0 0\nd /a tmpfs rw 0 0\nshort\n',
+    'proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n',
+    'dev/nvidia10': '', 'dev/nvidia2': '', 'dev/nvidiactl': '',
+    **{f'sys/class/infiniband/mlx5_{number}/ports/1/{name}': text for number, state in enumerate(('4: ACTIVE', '1: DOWN'))
+       for name, text in {'rate': '200 Gb/sec (4X HDR)', 'state': state}.items()},
+    **{f'sys/class/net/{card}/{name}': text for card, state in (('eth0', 'up'), ('eth1', 'down'))
+       for name, text in {'speed': '25000', 'operstate': state, 'device/x': ''}.items()},
+}
+
+
+def test_what_files_say_of_a_node(tmp_path):
+    machine = Machine({}, tree(tmp_path, NODE))
+    assert machine.cgroups('memory') == [
+        'sys/fs/cgroup/job/task', 'sys/fs/cgroup/job', 'sys/fs/cgroup/', 'sys/fs/cgroup/memory/old', 'sys/fs/cgroup/memory/']
+    assert machine.cgroups('pids') == machine.cgroups('memory')[:3]
+    assert machine.cpus() == ({0, 1, 4}, {0, 1, 2, 3, 4, 5}) and machine.open_gpus() == [2, 10]
+    assert [machine.mount_of(path) for path in ('/a b/c', '/a bc', '/a/x')] == [('/a b', 'nfs4'), ('/', 'ext4'), ('/a', 'tmpfs')]
+    assert machine.nvidia_driver() == '580.65.06' and machine.line_rates() == {'mlx5_0:1': 25.0}
+    shutil.rmtree(tmp_path / 'sys/class/infiniband')
+    assert machine.line_rates() == {'eth0': 3.125} and not machine.slingshot()
+    tree(tmp_path, {'sys/class/cxi/cxi0/device/net/eth0/x': ''})
+    assert machine.line_rates() == {'eth0': 3.125} and machine.slingshot()
+
+
+def test_how_much_memory_and_processor_time_a_job_may_have(tmp_path):
+    machine, files = Machine({}, tree(tmp_path, NODE)), 'sys/fs/cgroup/job/memory.'
+    assert machine.free_memory() == (2000 << 10, None, '')
+    tree(tmp_path, {files + 'max': '3000000', files + 'current': '2500000', files + 'stat': 'file 9\ninactive_file 500000\n'})
+    assert machine.free_memory() == (1000000, 3000000, f'{tmp_path}/{files}max')
+    old = 'sys/fs/cgroup/memory/memory.'
+    tree(tmp_path, {old + 'limit_in_bytes': '800', old + 'usage_in_bytes': '1000', old + 'stat': 'total_inactive_file 100\n'})
+    assert machine.free_memory() == (0, 800, f'{tmp_path}/{old}limit_in_bytes')
+    assert Machine({}, '/nowhere').free_memory() == (None, None, '')
+    assert limits.cores_of_quota(machine) == float('inf')
+    tree(tmp_path, {'sys/fs/cgroup/job/cpu.max': '150000 100000', 'sys/fs/cgroup/cpu.cfs_quota_us': '-1', 'sys/fs/cgroup/cpu.cfs_period_us': '9'})
+    assert limits.cores_of_quota(machine) == 1.5
+    tree(tmp_path, {'sys/fs/cgroup/cpu.cfs_quota_us': '45', 'sys/fs/cgroup/cpu.cfs_period_us': '90'})
+    assert limits.cores_of_quota(machine) == 0.5
 
 
 def tree(directory, files):
@@ -867,6 +909,8 @@ def test_where_a_program_writes(words, text, path):
     ("os.makedirs(args.out, exist_ok=True)", True), ("(Path(args.out) / 'a').mkdir()", True), ("os.makedirs(args.data)", False),
 ])
 def test_an_output_that_must_be_a_directory(text, made):
+    dashed = parsed(text.replace('args.out', 'args.out_dir'), ['--model.out-dir', '/x/y'])
+    assert program.outputs(dashed) == {'/x/y': ('--model.out-dir', made)}
     assert program.outputs(parsed(text, ['--out', '/x/y'])) == {'/x/y': ('--out', made)}
 
 
@@ -894,11 +938,13 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says
 def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'net.yaml').write_text('')
-    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml'\n"
+    (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml', '/proc/self', "
+                                       f"'{'/x' * 100}', '{'/y' * 100}.', '/'\n"
                                        "if os.path.exists('/no/cache.pt'):\n    torch.load('/no/cache.pt')")
     report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
     program.look_at_program(Machine({}), report, details)
-    assert sorted(fact for fact in report.facts if fact.startswith('path')) == ['path /no/train.pt', 'path net.yaml']
+    assert sorted(fact for fact in report.facts if fact.startswith('path')) == [
+        'path /no/train.pt', 'path ' + '/x' * 100, 'path net.yaml']
     assert details['written'] == {'/no': ('--out', False)}
     assert not details['saves'] and not details['extends']
 
@@ -1105,9 +1151,13 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("if torch.cuda.is_available():\n    model.cuda()", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
+    slurm = dict.fromkeys(['SLURM_LOCALID', 'SLURM_NODEID', 'SLURM_NNODES', 'SLURM_JOB_NUM_NODES'], '2')
+    alone = findings.Report(0)
+    rules.check(alone, parsed(text, [], {**slurm, 'WORLD_SIZE': '1'}), ['gpu'])
+    assert all(re.search("world_size|init_method|fixed host|is not set", finding.text) or 'sets' in finding.text
+               for finding in alone.findings)
     report = findings.Report(0)
-    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000',
-           'SLURM_LOCALID': '0', 'SLURM_NODEID': '0', 'SLURM_NNODES': '2', 'SLURM_JOB_NUM_NODES': '2'}
+    env = {**slurm, 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), None)
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
@@ -1222,6 +1272,7 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
 
 def test_options_and_places_decide_what_is_imported(tmp_path):
     tree(tmp_path, {'train.py': 'import shapes\n', 'shapes.py': '', 'other/train.py': 'import nothing\n', 'other/random.py': '',
+                    'other/json/data.txt': '', 'other/re/__init__.py': '', 'other/new.py': '',
                     'src/mine/__init__.py': '', 'src/mine/train.py': 'import nothing\n'})
     assert 'wrong' not in trial(tmp_path / 'train.py')
     # Python does not search the script's directory
@@ -1229,7 +1280,7 @@ def test_options_and_places_decide_what_is_imported(tmp_path):
         tmp_path / 'train.py', PYTHONSAFEPATH='1')['wrong'][0]
     # a module beside the script that PyTorch needs: the rest says nothing
     found = trial(tmp_path / 'other/train.py')
-    assert found['shadows'] == ['random.py'] and 'wrong' not in found
+    assert found['shadows'] == ['random.py', 're'] and 'wrong' not in found
     found = trial('-m', 'mine.train', tmp_path / 'an argument', PYTHONPATH=tmp_path / 'src')
     assert "'nothing'" in found['wrong'][0]
 
@@ -1272,7 +1323,8 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
 
 
 @pytest.mark.parametrize('code, says', [
-    ("torch.save([1], 'cache.pt')", 'torch.save cache.pt'), ("torch.save([1], io.BytesIO())", None),
+    ("torch.save([1], 'cache.pt')", 'torch.save cache.pt'), ("assert torch.save([1], io.BytesIO()) == 7", None),
+    ("torch.save([1], f='cache.pt')", 'torch.save cache.pt'),
     ("try:\n    torch.distributed.init_process_group('nccl')\nexcept Exception:\n    raise SystemExit(1)",
      'torch.init_process_group'),
 ])
@@ -1280,7 +1332,7 @@ def test_what_pytorch_does_in_cpp_is_seen(tmp_path, code, says):
     tree(tmp_path, {'train.py': 'import shapes\n', 'shapes.py': 'import io, os, torch\n' + code,
                     # creat(2) stands for C++
                     'site-packages/torch/__init__.py': 'import ctypes\ndef save(what, f):\n'
-                                                       '    ctypes.CDLL(None).creat(str(f).encode(), 0o600)\n',
+                                                       '    ctypes.CDLL(None).creat(str(f).encode(), 0o600)\n    return 7\n',
                     'site-packages/torch/distributed.py': 'def init_process_group(backend):\n    1 / 0\n'})
     found = trial(tmp_path / 'train.py', preload='torch.distributed', PYTHONPATH=tmp_path / 'site-packages')
     assert 'wrong' not in found and (f'import shapes ({says}' in found['untested'] if says else 'untested' not in found)

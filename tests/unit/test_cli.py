@@ -2,6 +2,7 @@
 """The command slingtorch: what it prints, and what a shell and EasyBuild make of it."""
 import argparse
 import functools
+import json
 import os
 import re
 import pathlib
@@ -14,7 +15,9 @@ import pytest
 import slingtorch
 from slingtorch import cli
 from slingtorch.commands import status
+from test_sites import ENV, GROUP, SITE
 from testbed import forkedeb
+from testbed.expected import expected
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.executable).parent
@@ -32,6 +35,12 @@ def environ(tmp_path):
     if os.geteuid() == 0:
         env['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES'] = '1'
     return env
+
+
+def refused(done):
+    """What the command says that it refuses, once no shell goes on with it."""
+    assert (done.returncode, done.stdout) == (1, 'false\n') and done.stderr.startswith('slingtorch: error: '), done.stderr
+    return done.stderr[len('slingtorch: error: '):].rstrip('\n')
 
 
 def add_easyconfigs_of_easybuild(environ, tmp_path):
@@ -121,20 +130,21 @@ def test_env(environ, tmp_path):
     }
 
 
-def test_only_shell_code_on_stdout(environ):
-    done = run(['env', '--site', 'derecho', '--with', 'alt_read'], environ)
-    assert done.returncode == 0
-    for line in done.stdout.splitlines():
-        assert line.startswith('export '), line
-    assert 'site derecho' in done.stderr
-    assert '--disable-rdzv-get' in done.stderr
-    assert run(['env', '--quiet'], environ).stderr == ''
+def test_code_for_a_shell_and_notes_for_the_user(environ, tmp_path):
+    (tmp_path / 'tmp').mkdir()
+    environ.update(SLINGTORCH_SITE_DETECTED='local: for any machine', MODULEPATH='', TMPDIR=str(tmp_path / 'tmp'))
+    done = run(['env', '--site', 'derecho', '--with', 'alt_read'], without_lmod(environ))
+    expected(done.stdout + done.stderr, 'env-derecho', [
+        (ROOT, 'BUNDLE'), (tmp_path, 'HOME'), (sys.executable, 'PYTHON')])
+    assert run(['env', '--quiet'], environ).stderr == '' and not list((tmp_path / 'tmp').iterdir())
 
 
 def test_other_site_afterwards(environ):
     """Nothing of the former site stays."""
     first = evaluate('--site derecho --with gdr', environ)
     assert activated(evaluate('--site local', first)) == activated(evaluate('--site local', environ))
+    assert run(['env', '--site', 'local'], first).stderr.startswith(
+        "slingtorch: groups of site 'derecho' (gdr) are ignored: select groups of 'local' with --with\nslingtorch: site local ")
 
 
 def test_groups_of_environment_stay_until_changed(environ):
@@ -191,10 +201,9 @@ def test_other_hooks_are_refused(in_file, environ, tmp_path):
         environ['EASYBUILD_HOOKS'] = '/site/hooks.py'
         where = '$EASYBUILD_HOOKS'
     assert bash('eval "$(slingtorch env)" && echo went on', environ).returncode == 1
-    done = run(['env'], environ)
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    for text in (where, '/site/hooks.py', '--keep-hooks'):
-        assert text in done.stderr
+    assert refused(run(['env'], environ)) == (
+        f'EasyBuild uses only one file with hooks, and {where} already names /site/hooks.py. Remove that setting, or let that '
+        f"file also call the hooks of {ROOT}/hooks/slingshot_hooks.py and use 'slingtorch env --keep-hooks'.")
     kept = activated(evaluate('--keep-hooks', environ))
     assert kept.get('EASYBUILD_HOOKS') == (None if in_file else '/site/hooks.py')
 
@@ -215,13 +224,12 @@ def test_other_copy_is_replaced(environ, tmp_path):
     assert activated(again) == activated(evaluate('--site derecho', environ))
 
 
-@pytest.mark.parametrize('name', ['a,b', 'a:b', 'a[1]', 'what?'])
-def test_impossible_path_of_bundle(name, environ, tmp_path):
-    copy = copy_bundle(tmp_path / name)
-    done = subprocess.run([sys.executable, '-m', 'slingtorch', 'env'], cwd=str(copy), capture_output=True, text=True,
-                          env={key: value for key, value in environ.items() if key != 'PYTHONPATH'})
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert 'The directory of the bundle is' in done.stderr and 'EasyBuild cannot handle' in done.stderr
+@pytest.mark.parametrize('name, bad', [('a,b', "','"), ('a:b', "':'"), ('a[1]', "'[' ']'"), ('what?', "'?'")])
+def test_impossible_path_of_bundle(name, bad):
+    with pytest.raises(cli.CliError) as said:
+        cli.activation('/' + name, None, [])
+    assert str(said.value) == (f"The directory of the bundle is '/{name}': EasyBuild cannot handle {bad} in a path. Use a "
+                               'directory without it.')
 
 
 @pytest.mark.parametrize('args, message', [
@@ -249,11 +257,10 @@ def test_configuration_that_easybuild_does_not_accept(text, variables, message, 
     """What EasyBuild says, and one remedy."""
     (tmp_path / CONFIG).parent.mkdir(parents=True)
     (tmp_path / CONFIG).write_text(text)
-    done = run(['env'], dict(environ, **variables))
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert 'EasyBuild rejects its configuration: ' in done.stderr and message in done.stderr
-    assert str(tmp_path / CONFIG) in done.stderr and 'export EASYBUILD_IGNORECONFIGFILES=FILE' in done.stderr
-    assert 'Traceback' not in done.stderr and 'Usage' not in done.stderr
+    said = refused(run(['env'], dict(environ, **variables)))
+    assert said.startswith('EasyBuild rejects its configuration: ') and message in said and 'Usage' not in said
+    assert said.endswith(f". Correct the variable EASYBUILD_... or the file ({tmp_path / CONFIG}), or ignore a file with "
+                         "'export EASYBUILD_IGNORECONFIGFILES=FILE'.")
     # the remedy is one
     environ['EASYBUILD_IGNORECONFIGFILES'] = str(tmp_path / CONFIG)
     assert run(['env'], environ).returncode == 0
@@ -265,6 +272,9 @@ def test_options_that_only_eb_can_check(environ, tmp_path):
     (tmp_path / CONFIG).write_text('[config]\ninclude-module-naming-schemes = /site/*.py\n'
                                    'module-naming-scheme = SiteMNS\n')
     assert activated(evaluate('', environ)) == activated(evaluate('', dict(environ, XDG_CONFIG_HOME='/nonexistent')))
+    assert run(['env'], environ).stderr.startswith(
+        'slingtorch: warning: slingtorch does not know where the module naming scheme SiteMNS puts modules, because it is not one '
+        f"of EasyBuild's own: call 'module use' yourself, with a directory below {tmp_path}/.local/easybuild/modules/all\n")
 
 
 @pytest.mark.parametrize('setting, name', [
@@ -277,18 +287,18 @@ def test_destination_that_easybuild_cannot_use(setting, name, environ, tmp_path)
         (tmp_path / CONFIG).write_text('[config]\nprefix = %s\n' % path)
     else:
         environ[setting] = path
-    done = run(['env'], environ)
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert "EasyBuild cannot handle %r in a path" % name[1] in done.stderr
-    assert (setting if setting.isupper() else 'EASYBUILD_PREFIX') in done.stderr
+    what = {'EASYBUILD_PREFIX': 'prefix', 'EASYBUILD_INSTALLPATH_SOFTWARE': 'installpath_software'}.get(setting, setting)
+    path = path.replace('%%', '%')
+    assert refused(run(['env'], environ)) == (f"EasyBuild's {what} (EASYBUILD_{what.upper()}) is '{path}': EasyBuild cannot "
+                                              f'handle {name[1]!r} in a path. Use a directory without it.')
 
 
 @pytest.mark.parametrize('value', ['easybuild', '~/easybuild', ''])
 def test_destination_that_depends_on_the_directory(value, environ):
     """Tomorrow's eb would install somewhere else."""
-    done = run(['env'], dict(environ, EASYBUILD_PREFIX=value))
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert "EASYBUILD_PREFIX is '%s'" % value in done.stderr and 'Use an absolute path' in done.stderr
+    assert refused(run(['env'], dict(environ, EASYBUILD_PREFIX=value))) == (
+        f"EASYBUILD_PREFIX is '{value}': EasyBuild would put this directory below the one in which you start eb. Use an "
+        'absolute path, such as "$HOME/easybuild".')
 
 
 def test_output_that_cannot_be_written(environ):
@@ -327,6 +337,9 @@ def test_characters_of_a_destination(syntax, refused, taken):
     for char in refused:
         with pytest.raises(cli.CliError):
             cli.check_destination(options(char), syntax)
+    for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
+        with pytest.raises(cli.CliError, match=rf"^EasyBuild's {option} \(EASYBUILD_{option.upper()}\) is '/:': "):
+            cli.check_destination(argparse.Namespace(**{**vars(options('')), option: '/:'}), syntax)
     for char in taken:
         cli.check_destination(options(char), syntax)
 
@@ -338,8 +351,9 @@ def test_python_of_easybuild(environ, tmp_path):
     assert done.returncode == 0 and 'This is EasyBuild' in done.stdout, done.stderr
     done = subprocess.run([str(tmp_path / 'bare/bin/python'), '-m', 'slingtorch', 'env'], env=environ, cwd='/',
                           capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert '%s/bare/bin/python' % tmp_path in done.stderr and 'has no EasyBuild' in done.stderr
+    assert refused(done) == (
+        f"{tmp_path}/bare/bin/python, the Python that runs slingtorch, has no EasyBuild (No module named 'easybuild'). Install "
+        'slingtorch with pip, which also installs EasyBuild, or use the Python of your EasyBuild: PYTHON -m slingtorch env')
 
 
 def test_eb_is_found(environ):
@@ -387,7 +401,10 @@ def test_no_modules_tool(environ):
     del environ['LMOD_CMD']
     done = run(['env'], environ)
     assert done.returncode == 0 and 'MODULEPATH' not in done.stdout
-    assert 'neither Lmod nor Environment Modules' in done.stderr
+    assert done.stderr.startswith(
+        'slingtorch: warning: this shell has neither Lmod nor Environment Modules, and eb needs one: source its file, such as '
+        '/usr/share/lmod/lmod/init/bash, and run this again\n')
+    assert 'EASYBUILD_MODULES_TOOL' not in done.stdout and 'EASYBUILD_MODULE_SYNTAX' not in done.stdout
 
 
 def test_why_is_remembered(environ):
@@ -405,7 +422,9 @@ def test_slurm_without_a_rule(environ, tmp_path):
     (tmp_path / 'sinfo').chmod(0o755)
     environ['PATH'] += f':{tmp_path}'
     done = run(['env'], environ)
-    assert done.returncode == 0 and "slingtorch has no settings for this cluster" in done.stderr
+    assert done.returncode == 0 and (
+        "slingtorch: slingtorch has no settings for this cluster. Everything works without them; 'slingtorch site new NAME' "
+        "writes a file with them. (Generic Slurm settings: 'slingtorch env --site slurm'.)\n") in done.stderr
     assert '--site slurm' not in run(['env', '--site', 'slurm'], environ).stderr
 
 
@@ -414,8 +433,10 @@ def test_long_prefix(environ, tmp_path):
     top = f'/{"x" * 90}/{"y" * 75}'
     for more, wrong in (('', 0), ('/z', 1)):
         done = run(['env'], {**environ, 'EASYBUILD_PREFIX': '/p', 'EASYBUILD_INSTALLPATH': top[:166] + more})
-        assert done.returncode == wrong and ('this path is too long' in done.stderr) == bool(wrong)
-        assert 'Traceback' not in done.stderr
+        assert done.returncode == wrong
+    assert refused(done) == (
+        f'EasyBuild would install into {top[:166]}/z/software, but this path is too long: EasyBuild names lock files after it. Use a '
+        'path of at most 175 bytes: export EASYBUILD_PREFIX=DIRECTORY')
 
 
 def test_what_nobody_named_is_detected_again(environ):
@@ -462,8 +483,8 @@ def test_root_is_told_before_eb_refuses(environ):
     del environ['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES']
     done = run(['env'], environ)
     assert done.returncode == 0
-    assert 'you are root, and eb refuses' in done.stderr
-    assert 'export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1' in done.stderr
+    assert ('slingtorch: warning: you are root, and eb refuses to run as root: use another account; on a machine that only you '
+            'use: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1\n') in done.stderr
 
 
 def test_quoting():
@@ -486,13 +507,6 @@ def test_tcsh(environ):
     assert activated(env) == activated(evaluate('--site derecho --with gdr', environ))
 
 
-def test_hint_on_a_terminal(environ):
-    """Who only looks is told how it is used."""
-    done = subprocess.run(['script', '-qec', '%s -m slingtorch env' % sys.executable, '/dev/null'], env=environ,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    assert 'eval "$(slingtorch env)"' in done.stdout
-
-
 def test_easybuild_takes_it(environ, tmp_path):
     """eb itself reads the configuration and finds an easyconfig of the bundle by its name."""
     add_easyconfigs_of_easybuild(environ, tmp_path)
@@ -506,30 +520,38 @@ def test_easybuild_takes_it(environ, tmp_path):
     assert 'PyTorch-2.6.0-foss' in done.stdout
 
 
+def test_groups_whose_parameters_exclude_each_other(tmp_path, monkeypatch, capsys):
+    text = SITE
+    for name in ('one', 'two'):
+        text += GROUP.replace('fast', name) + ENV.replace('env NCCL_CROSS_NIC', f'parameter x in {name}').replace('1', name)
+    (tmp_path / 'mine.cfg').write_text(text)
+    monkeypatch.setenv('SLINGTORCH_SITES_PATH', str(tmp_path))
+    monkeypatch.setattr(cli, 'activation', lambda *_: [])
+    assert cli.main(['env', '--site', 'mine', '--with', 'one,two']) == 1
+    assert capsys.readouterr().err == ("slingtorch: error: The groups 'one' and 'two' of site 'mine' exclude each other: they set x to "
+                                       "different values ('one' and 'two'). Choose one of them.\n")
+
+
 # --- slingtorch sites
 
 def test_sites(environ):
     environ['NCAR_HOST'] = 'derecho'
     done = run(['sites'], environ)
     assert done.returncode == 0
-    assert re.search('^slingshot11 .* \\*derecho ', done.stdout, re.M) and len(done.stdout.splitlines()) <= 10
-    assert "this machine: derecho ($NCAR_HOST is derecho)" in done.stderr
-
-
-def test_sites_one(environ):
-    done = run(['sites', 'lumi'], environ)
-    assert done.returncode == 0
-    for text in ('NCCL_SOCKET_IFNAME = hsn', 'reason:', 'source:', 'bind_paths', 'Group gdr'):
-        assert text in done.stdout
+    expected(done.stdout + done.stderr, 'sites')
     done = run(['sites', 'nonsense'], environ)
     assert (done.returncode, done.stdout) == (1, '')
+    # the machine of two sites
+    done = run(['sites'], dict(environ, LMOD_SYSTEM_NAME='frontier'))
+    assert done.returncode == 1 and 'several sites' in done.stderr and 'lumi' in done.stdout and ' *' not in done.stdout
 
 
-def test_sites_with_contradiction(environ):
-    environ.update({'NCAR_HOST': 'derecho', 'LMOD_SYSTEM_NAME': 'frontier'})
-    done = run(['sites'], environ)
-    assert done.returncode == 1
-    assert 'several sites' in done.stderr and 'lumi' in done.stdout
+def test_help_of_each_command(environ):
+    """All options, with their defaults: a line for each command."""
+    environ['COLUMNS'] = '1000'     # no word is broken
+    commands = re.findall(r'^    (\w+)', run(['--help'], environ).stdout, re.M)
+    text = [run([*words, '--help'], environ).stdout for words in ([], *([name] for name in commands), ['site', 'new'])]
+    expected(''.join(' '.join(part.split()) + '\n' for part in text), 'help')
 
 
 def test_a_module_of_another_site_is_renewed_with_its_site_and_groups():
@@ -568,6 +590,29 @@ def test_modules_of_installations(tmp_path):
     assert unread == [f'{modules}/E.lua: No such file or directory']
 
 
+def test_status_of_all_kinds_of_installations(tmp_path, monkeypatch, capsys):
+    """As a table with the commands that renew them, and as JSON."""
+    record = {'slingtorch': slingtorch.__version__, 'runscripts': 'abc', 'site': None, 'groups': [], 'values': None, 'files': {},
+              'easyconfig': 'A-1.eb'}
+    for name, text in {'current': json.dumps(record), 'damaged': '{', 'gone': '', 'old': json.dumps({**record, 'slingtorch': '0.0.9'}),
+                       'older': '', 'site': json.dumps({**record, 'site': 'lumi', 'groups': ['gdr'], 'values': 'old'})}.items():
+        for path, content in ((f'{name}/runscripts/lib/installed.json', text), (f'{name}/easybuild/A-1.eb', ''),
+                              (f'modules/{name}/1.lua', f'local root = "{tmp_path}/{name}"\nRUNSCRIPTS')):
+            (tmp_path / path).parent.mkdir(parents=True)
+            (tmp_path / path).write_text(content)
+    (tmp_path / 'older/runscripts/lib/installed.json').unlink()
+    (tmp_path / 'older/easybuild/B-2.eb').touch()
+    shutil.rmtree(tmp_path / 'gone')
+    for name, value in (('LOADEDMODULES', 'x/1:old/1'), ('SLINGTORCH_SITE', 'local'), ('SLINGTORCH_SITE_GROUPS', '')):
+        monkeypatch.setenv(name, value)
+    for as_json in (False, True):
+        assert status.run(argparse.Namespace(json=as_json), f'{tmp_path}/modules', print) == 3
+    table, _, text = capsys.readouterr().out.partition('{\n')
+    found = json.loads('{' + text)
+    entries = ''.join(json.dumps(entry, sort_keys=True) + '\n' for entry in found.pop('installations'))
+    expected(f'{table}\n{entries}{found}\n', 'status', [(tmp_path, '/TOP')])
+
+
 def test_installation_of_somebody_without_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(status.os, 'geteuid', lambda: -1)
     monkeypatch.setattr(status.os, 'access', lambda *_: False)
@@ -584,24 +629,33 @@ def test_nothing_is_installed_and_the_site_is_unknown(tmp_path, monkeypatch, cap
     log = tmp_path / 'job.out'
     log.write_text('torch.OutOfMemoryError: CUDA out of memory.\n')
     assert cli.main(['explain', str(log)]) == 0 and capsys.readouterr().err == ''
+    monkeypatch.setattr(cli.explain, 'run', lambda *words: words)
+    assert cli.main(['explain', 'a', '--json']) == (['a'], True, None)
+    monkeypatch.setenv('SLINGTORCH_SITE', 'local')
+    assert cli.main(['explain', 'a']) == (['a'], False, 'any')
 
 
 def test_no_command(environ):
     done = run([], environ)
-    assert done.returncode == 2 and 'name a command' in done.stderr
+    assert (done.returncode, done.stderr.splitlines()) == (2, [
+        'usage: slingtorch [-h] [--version] COMMAND ...', 'slingtorch: name a command, see slingtorch --help'])
 
 
 def test_examples(environ, tmp_path):
     """They are listed, and copied where no file of the same name is."""
     done = run(['examples'], environ)
-    assert re.search(r'^slurm .* ddp_pytorch\.job', done.stdout, re.M) and done.stderr.endswith(' are in %s/docs\n' % ROOT)
+    assert '\nslurm     container_pytorch.job ddp_pytorch.job horovod_pytorch.job ray.job until_done.job ' in done.stdout
+    assert done.stderr == (
+        "slingtorch: 'slingtorch examples slurm' copies all files of a directory into the working directory, 'slingtorch "
+        "examples slurm/ddp_pytorch.job' copies one. The pages docs/NAME.md that messages mention are in %s/docs\n" % ROOT)
     assert run(['examples', 'slurm/ddp_pytorch.job', str(tmp_path / 'new')], environ).returncode == 0
     assert run(['examples', 'slurm/ray.job/', str(tmp_path / 'slash')], environ).stdout == f'{tmp_path}/slash/ray.job\n'
     job = tmp_path / 'new/ddp_pytorch.job'
     assert job.read_text() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_text()
     job.write_text('mine')
     done = run(['examples', 'slurm', str(job.parent)], environ)
-    assert done.returncode == 1 and 'already has ddp_pytorch.job, and nothing is overwritten' in done.stderr
+    assert (done.returncode, done.stderr) == (1, f'slingtorch: error: {job.parent} already has ddp_pytorch.job, and nothing is '
+                                              f'overwritten. Name another directory: slingtorch examples slurm DIR\n')
     assert [path.name for path in job.parent.iterdir()] == ['ddp_pytorch.job'] and job.read_text() == 'mine'
     for name in ('nowhere', '../hooks', '/etc'):
         done = run(['examples', name, str(tmp_path)], environ)

@@ -123,7 +123,8 @@ def test_other_easyconfigs(machine, tmp_path):
 @pytest.mark.parametrize('model,expected', [
     ('Tesla V100S-PCIE-32GB', (7, 0)), ('NVIDIA TITAN V', (7, 0)), ('Tesla P40', (6, 0)), ('Quadro P6000', (6, 0)),
     ('NVIDIA GeForce GTX 1080 Ti', (6, 0)), ('Tesla M60', (5, 0)), ('GeForce GTX 980', (5, 0)), ('Tesla K40m', (3, 0)),
-    ('Tesla K80', (3, 0)), ('Tesla T4', None), ('NVIDIA GeForce GTX 1650', None), ('NVIDIA A100-SXM4-40GB', None),
+    ('NVIDIA TITAN X (Pascal)', (6, 0)), ('GeForce GTX 1050', (6, 0)), ('Quadro M6000 24GB', (5, 0)), ('GeForce GTX 750 Ti', (5, 0)),
+    ('GeForce GTX 1060', (6, 0)), ('Quadro K2200', (3, 0)), ('Tesla K20c', (3, 0)), ('Tesla K80', (3, 0)), ('Tesla T4', None), ('NVIDIA GeForce GTX 1650', None), ('NVIDIA A100-SXM4-40GB', None),
     ('NVIDIA RTX PRO 6000 Blackwell', None), ('NVIDIA GB200', None), ('NVIDIA L40S', None), ('Quadro RTX 6000', None),
     ('NVIDIA H200', None), ('NVIDIA RTX A4000', None), ('NVIDIA B200', None), ('NVIDIA GH200 480GB', None),
 ])
@@ -166,13 +167,6 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     assert cli.gpu_note(site, machine(driver='580.65.06')) == line
 
 
-def test_intels_gpus_have_no_wheel_of_ours(machine):
-    site = cli.sites.load('polaris', {})
-    site.gpu = 'xpu'
-    line = cli.gpu_note(site, machine())
-    assert line.startswith("this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (module")
-
-
 def test_env_ends_with_it(monkeypatch, capsys):
     monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu, toolkit: (OLDER, 'driver 550.90.07'))
     monkeypatch.setattr(cli, 'activation', lambda *args: [])
@@ -181,6 +175,15 @@ def test_env_ends_with_it(monkeypatch, capsys):
     for more, last in [([], line), (['--quiet'], '')]:
         assert cli.main(['env', '--site', 'slurm'] + more) == 0
         assert (capsys.readouterr().err.splitlines(True) or [''])[-1] == last
+    # who only looks is told how it is used
+    monkeypatch.setattr(cli.sys.stdout, 'isatty', lambda: True)
+    monkeypatch.setattr(cli.values, 'OwnPyTorch', lambda _: types.SimpleNamespace(what=lambda: 'x'))
+    monkeypatch.setattr(cli.values, 'variables', lambda *_: [])
+    monkeypatch.setattr(cli.values, 'differences', lambda *_: [])
+    for more, command in (([], '"$(slingtorch env)"'), (['--shell', 'tcsh', '--values'], '"`slingtorch env --values --shell csh`"')):
+        cli.main(['env', '--site', 'slurm'] + more)
+        assert capsys.readouterr().err.splitlines()[1:-1] == [
+            f'slingtorch: your shell has not changed; to activate the bundle in it: eval {command}']
 
 
 # ------------------------------------------------------------------------------------------------ one home for drivers

@@ -23,9 +23,19 @@ from easybuild.tools.modules import reset_module_caches
 from easybuild.tools.options import parse_external_modules_metadata, set_up_configuration
 from easybuild.tools.toolchain import utilities as tc_utils
 from slingtorch import sites
+from testbed import messages
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOOKS = ROOT / 'hooks' / 'slingshot_hooks.py'
+
+
+@contextlib.contextmanager
+def refused(words):
+    """An error with these words, which is known as a whole."""
+    with pytest.raises(EasyBuildError, match=words) as error:
+        yield
+    messages.known(str(error.value), by='hooks')
+
 
 EASYCONFIG = """
 easyblock = '%(easyblock)s'
@@ -106,6 +116,9 @@ class Parser:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             ec = EasyConfig(str(path))
             eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'](type('App', (), {'cfg': ec, 'dry_run': True}))
+        for line in out.getvalue().splitlines():
+            if 'slingtorch:' in line:
+                messages.known(line, by='hooks')
         return ec, out.getvalue()
 
 
@@ -226,6 +239,21 @@ def test_only_the_build(roles):
     assert names(ec['builddependencies']) == ['CondaPython/3.12'] and ec.full_mod_name == 'NCCL/9.9-mine-a'
 
 
+def test_software_of_a_generation_is_found_under_its_name(roles, parser):
+    """As the robot looks for NCCL-9.9-mine-a.eb."""
+    roles(PROVIDES % ('a', 'a', '12'), '')
+    link = eb_hooks.load_hooks(str(HOOKS))['parse_hook'].__globals__['link_easyconfig']
+    parser.monkeypatch.setitem(link.__globals__, 'build_option', lambda _: robot)
+    robot = []
+    parser.monkeypatch.setitem(link.__globals__, 'robot_find_easyconfig', lambda name, version: {
+        'NCCL-9.9': '/x/NCCL-9.9.eb', 'NCCL-9.9-there': 'y'}.get(f'{name}-{version}'))
+    link('NCCL', '9.9', '-there')
+    link('zlib', '9.9', '-mine-a')
+    assert robot == []
+    link('NCCL', '9.9', '-mine-a')
+    assert [(path.name, os.readlink(path)) for path in pathlib.Path(robot[0]).iterdir()] == [('NCCL-9.9-mine-a.eb', '/x/NCCL-9.9.eb')]
+
+
 def test_what_a_site_may_have(roles):
     """An optional role, marked with '?', is left out where the site has none, and is no reason to refuse."""
     section = PROVIDES % ('a', 'a', '12')
@@ -258,8 +286,8 @@ def test_a_prefix_that_the_module_does_not_set(roles, parser):
     ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
     app = App(ec.name, ec)
     hooks = eb_hooks.load_hooks(str(HOOKS))
-    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
-                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
+    with refused(r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
+                 r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
         hooks['post_prepare_hook'](app)
     parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
     hooks['post_prepare_hook'](app)
@@ -284,7 +312,7 @@ def test_a_plugin_for_another_cuda(roles, suffix, wrong):
     ec = roles(section, "versionsuffix = '%s'\nsite_dependencies = ['nccl_plugin?']" % suffix, name='PyTorch')
     app = App(ec.name, ec)
     refuse = eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site']
-    with pytest.raises(EasyBuildError, match=wrong) if wrong else contextlib.nullcontext():
+    with refused(wrong) if wrong else contextlib.nullcontext():
         refuse(app)
 
 
@@ -305,8 +333,23 @@ def test_a_role_in_the_module_of_another(roles):
     (PROVIDES % ('a', 'a', '12') + 'nccl = cudnn\n', "['nccl']", r"has no module for the role 'cudnn'"),
 ])
 def test_roles_that_cannot_be_filled(roles, sections, more, message):
-    with pytest.raises(EasyBuildError, match=message):
+    with refused(message):
         roles(sections, 'site_dependencies = ' + more)
+
+
+def test_errors_about_modules_and_locks_get_a_remedy(roles, capsys):
+    roles(PROVIDES % ('a', 'a', '12'))
+    capsys.readouterr()
+    for words in ('Lock /x/y.lock already exists, aborting!', 'Missing modules for dependencies (use --robot?): cuda/12, zlib/1',
+                  'cuda/12 of mine.cfg, section [provides a], gpu = cuda/12', 'nothing of these'):
+        eb_hooks.load_hooks(str(HOOKS))['fail_hook'](EasyBuildError(words))
+    said = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert [re.sub(r'/\S+/(?=mine.cfg)', 'DIR/', line) for line in said] == [
+        "WARNING: slingtorch: another eb is installing this, or a killed eb left its lock. If no such eb is running, on this host or "
+        "another one: rmdir '/x/y.lock'. To wait for another eb: --wait-on-lock-limit=3600",
+        *["WARNING: slingtorch: the module cuda/12 is named in DIR/mine.cfg, section [provides a], gpu = cuda/12. A login node may lack "
+          "it: run eb in a job. If the machine no longer has it ('module spider cuda'), fix that line, or use another generation "
+          "(export SLINGTORCH_SITE_GENERATION=NAME)"] * 2]
 
 
 def test_roles_on_a_site_that_provides_nothing(roles, parser):
@@ -315,7 +358,7 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
     assert ec['dependencies'] == []
     hooks = eb_hooks.load_hooks(str(HOOKS))
     app = App(ec.name, ec)
-    with pytest.raises(EasyBuildError, match=r"mine.cfg names none. Add a section \[provides NAME\]"):
+    with refused(r"mine.cfg names none. Add a section \[provides NAME\]"):
         hooks['pre_easyblock_hook'](app)
 
 
@@ -374,16 +417,16 @@ def test_groups_of_the_easyconfig(parser):
     assert ec['modextravars']['NCCL_SOCKET_IFNAME']['value'] == 'hsn0'
     assert 'FI_CXI_RDZV_PROTO' not in parser.parse(easyblock='Grouped')[0]['modextravars']
     pattern = "(?s)site_groups in .*PyTorch-9.9.eb names the group 'nonsense'.*alt_read"
-    with pytest.raises(EasyBuildError, match=pattern):
+    with refused(pattern):
         parser.parse(easyblock='Grouped', more="site_groups = ['nonsense']")
-    with pytest.raises(EasyBuildError, match="is not a list"):
+    with refused("is not a list"):
         parser.parse(easyblock='Grouped', more="site_groups = 'alt_read'")
 
 
 def test_unknown_site_and_group(parser):
-    with pytest.raises(EasyBuildError, match="There is no site 'nonsense'. The sites are: .*cirrus"):
+    with refused("There is no site 'nonsense'. The sites are: .*cirrus"):
         parser.configure(site='nonsense').parse()
-    with pytest.raises(EasyBuildError, match="names the group 'nonsense'"):
+    with refused("names the group 'nonsense'"):
         parser.configure(site='lumi', groups='nonsense').parse()
 
 
@@ -509,7 +552,7 @@ def test_another_site_is_refused(installing):
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
-    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
+    with refused("SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
         hooks['pre_easyblock_hook'](app)
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)

@@ -18,7 +18,8 @@ from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
 KINDS = ('environment', 'layout', 'nodefile', 'mpich-display', 'nccl', 'job', 'fi_info', 'interfaces', 'sinfo', 'rocm-smi', 'modules')
-FAULTS, RULES = explain.read_faults(), explain.read_rules(check=False)
+FAULTS = explain.read_faults()
+RULES = explain.read_rules(FAULTS)
 
 
 class Record:

@@ -11,6 +11,7 @@ import tempfile
 import pytest
 
 from slingtorch.job.machine import expand_hosts
+from testbed import messages
 
 GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-master"
 
@@ -32,6 +33,7 @@ def error(*args, status=2, **more):
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith("get-master: ") and done.stderr.count("\n") == 1
     assert done.stderr[:-1].isprintable()
+    messages.known(done.stderr)
     return done.stderr
 
 

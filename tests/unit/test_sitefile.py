@@ -16,7 +16,8 @@ import pytest
 
 import test_sites
 from slingtorch import sites
-from slingtorch.sites import probe as site_probe, write as sitefile
+from slingtorch.sites import draft, probe as site_probe, write as sitefile
+from testbed.expected import expected
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -73,63 +74,19 @@ def values(site, group=None):
 
 # --- three centres: what a person would write who had seen the same
 
-# centre: (GPUs as the login node knows them, [site] keys, values)
-EXPECTED = {
-    'slingshot-mi250x': (
-        ('rocm', '8'), ('rocm', '8', 'slingshot11'),
-        {'bind_paths': ['/pfs/lustrep1', '/pfs/lustref1'], 'HSA_FORCE_FINE_GRAIN_PCIE': '1',
-         'NCCL_SOCKET_IFNAME': 'hsn', 'FI_MR_CACHE_MONITOR': 'userfaultfd', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
-         'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
-         'TORCH_DIST_USE_NCCL2': '0'}),
-    'infiniband-h100': (
-        ('cuda', '8'), ('cuda', '4', 'infiniband'),
-        {'bind_paths': ['/home', '/scratch'], 'NCCL_SOCKET_IFNAME': '=enp27s0f0np0',
-         'GLOO_SOCKET_IFNAME': 'enp27s0f0np0'}),
-    'ethernet-cpu': (
-        ('none', '0'), ('none', '0', 'ethernet'),
-        {'bind_paths': ['/home', '/opt/ohpc/pub'], 'GLOO_SOCKET_IFNAME': 'ens1f0'}),
-}
-
-
-def job_at(centre):
-    """Where the job runs that is to see the partition with four GPUs a node."""
-    return {'SLURM_JOB_PARTITION': 'h100'} if centre == 'infiniband-h100' else {}
-
-
-@pytest.mark.parametrize('centre', EXPECTED)
-def test_compute_node(centre, person):
-    _, keys, wanted = EXPECTED[centre]
-    person.new(recorded(centre, node=True), host='n1', **ON_NODE, **job_at(centre))
-    site = person.site()
-    assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('slurm', *keys)
-    assert values(site) == wanted
-
-
-@pytest.mark.parametrize('centre', EXPECTED)
-def test_login_node_then_compute_node(centre, person):
-    """The login node says what it does not see; the completed file gives what one from the compute node gives."""
-    gpus, keys, wanted = EXPECTED[centre]
-    out = person.new(recorded(centre))
-    site = person.site()
-    assert (site.gpu, site.gpus_per_node, site.network) == (*gpus, 'any')
-    assert not [name for name in values(site) if name.startswith(('NCCL', 'GLOO', 'FI_'))]
-    assert 'not seen: network' in out and 'not seen: network' in person.path.read_text()
-    assert re.search(r'srun .*slingtorch site new --complete mine', out)
-
-    person.complete(recorded(centre, node=True))
-    site = person.site()
-    assert site.network == keys[2] and site.gpu == keys[0]
-    assert values(site) == wanted
-    assert 'not seen: network' not in person.path.read_text()
-
-
-def test_what_is_said_besides_values(person):
-    person.new(recorded('infiniband-h100', node=True), SLURM_JOB_PARTITION='h100', **ON_NODE)
+@pytest.mark.parametrize('centre, job', [
+    ('slingshot-mi250x', {}), ('infiniband-h100', {'SLURM_JOB_PARTITION': 'h100'}), ('ethernet-cpu', {})])
+def test_login_node_then_compute_node(centre, job, person, monkeypatch):
+    """What is printed, and the file with its reasons. The login node says what it does not see."""
+    monkeypatch.setattr(sitefile.shutil, 'which', lambda name: name)
+    said = person.new(recorded(centre))
+    assert re.findall(r'not seen: ([\w ]+):', said) == ['network', 'modules by role'] == re.findall(
+        r'not seen: ([\w ]+):', person.path.read_text())
+    said += ''.join(re.findall('Added .*\n\n?', person.complete(recorded(centre, node=True), **job)))
     text = person.path.read_text()
-    for words in ('partition: h100\n', 'partitions: cpu: no GPUs on 80 nodes; interactive: 8 GPUs (a100) on 4 nodes',
-                  'GPUs: 4 GPUs (h100) per node; sinfo, partition h100', 'InfiniBand: mlx5_0 mlx5_3',
-                  'shared file systems: /home (nfs4), /scratch (gpfs)'):
-        assert words in text
+    said = said + text if centre == 'slingshot-mi250x' else text[text.index('# Added on'):]
+    expected(said, f'site-new-{centre}', [(person.directory, 'DIRECTORY')])
+    person.site()
 
 
 def test_site_shows_it_and_is_recognised(person):
@@ -148,14 +105,16 @@ def test_machine_that_is_a_site_already(person):
     evidence = recorded('slingshot-mi250x')
     evidence['slurm'] = site_probe.Text('ClusterName = lumi\n', None)
     out = person.new(evidence)
-    assert "already matches the site 'lumi'" in out and not person.site().rules
+    assert "not seen: rules: this machine already matches the site 'lumi'. Use that one, or select this one with " \
+        "'slingtorch env --site'\n" in out and not person.site().rules
     assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
 
 
-NET = ''.join('%s/operstate: up\n' % name for name in ('ib0', 'eth0', 'eth1', 'docker0', 'bmc'))
-ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "%s"}]}' % (name, scope)
-                              for name, scope in (('ib0', 'global'), ('eth0', 'global'), ('eth1', 'global'),
-                                                  ('docker0', 'global'), ('bmc', 'link')))
+OTHERS = ('lo docker0 virbr0 veth1 vnet0 br-1 cni0 cali1 flannel.1 tun0 tap0 ifb0 dummy0 kube-ipvs0 podman1 lxcbr0 idrac '
+          'usb0').split()
+NET = ''.join('%s/operstate: up\n' % name for name in (*OTHERS, 'ib0', 'eth0', 'eth1', 'bmc')) + 'down/operstate: down\n'
+ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "%s"}]}' % (
+    name, 'link' if name == 'bmc' else 'global') for name in (*OTHERS, 'ib0', 'eth0', 'eth1', 'bmc', 'down'))
 
 
 @pytest.mark.parametrize('gres, rdma, net, wanted', [
@@ -175,13 +134,6 @@ def test_interface(gres, rdma, net, wanted, person):
     site = person.site()
     assert values(site) == wanted
     assert site.network == ('infiniband' if rdma == 'mlx5_0 InfiniBand' else 'ethernet')
-
-
-def test_slingshot_by_the_configuration_of_slurm(person):
-    evidence = recorded('slingshot-mi250x')
-    evidence['slurm'] = site_probe.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
-    person.new(evidence)
-    assert person.site().network == 'slingshot11' and 'FI_MR_CACHE_MONITOR' in values(person.site())
 
 
 # --- a file that exists
@@ -239,6 +191,13 @@ def test_complete_of_a_broken_file(person):
         person.complete(recorded('infiniband-h100', node=True))
 
 
+@pytest.mark.parametrize('default, gpus, chosen', [
+    ('a', {'a': 1, 'b': 4}, 'a'), ('a', {'a': 0, 'b': 2, 'c': 4}, 'c'), ('b', {'a': 0, 'b': 0}, 'b'), (None, {'a': 2, 'b': 4}, 'b')])
+def test_partition_to_describe(default, gpus, chosen):
+    """The default one, unless only others have GPUs: then the one with the most."""
+    assert draft.choose_partition({name: {(('x', count),): 3} for name, count in gpus.items()}, default) == chosen
+
+
 # --- bad input
 
 def without(centre='infiniband-h100', node=False, **problems):
@@ -255,6 +214,7 @@ def test_no_slurm(person):
                      host='box3')
     site = person.site()
     assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('none', 'cuda', '4', 'infiniband')
+    assert out.startswith('This machine is box3 (no scheduler answered).\n   GPUs: 4 GPUs (cuda); nvidia-smi\n')
     assert '--complete' not in out
     assert site.rules == [('hostname', 'box3')]
 
@@ -274,17 +234,21 @@ def test_slurm_without_a_cluster(person):
     out = person.new(without('ethernet-cpu', True, slurm=('', 'no'), sinfo=(
         '', 'sinfo ended with status 1: sinfo: fatal: Could not establish a configuration source')))
     assert 'not seen: partitions: sinfo ended with status 1' in out and person.site().scheduler == 'none'
+    assert '   GPUs: no GPUs: neither nvidia-smi nor rocm-smi shows one\n' in out
 
 
 def test_sinfo_fails(person):
-    out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller')))
+    out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller'),
+                             **{'nvidia-smi': ('GPU 0: of the login node\n', None)}))
     site = person.site()
     assert (site.scheduler, site.gpu, site.gpus_per_node) == ('slurm', 'any', 'any')
     for text in (out, person.path.read_text()):
         assert 'not seen: partitions: sinfo ended with status 1: Unable to contact slurm controller' in text
+        assert 'not seen: GPUs: a login node does not show the GPUs of compute nodes\n' in text
     person.complete(without(node=True, sinfo=('', 'sinfo did not answer within 20 s')))
     assert (person.site().gpu, person.site().gpus_per_node) == ('cuda', '4')
-    assert "only this job's GPUs" in person.path.read_text()
+    assert "GPUs: 4 GPUs (cuda); nvidia-smi (only this job's GPUs: correct gpus_per_node if the nodes have more)\n" in (
+        person.path.read_text())
 
 
 @pytest.mark.parametrize('gres, gpus', [
@@ -295,8 +259,12 @@ def test_sinfo_fails(person):
     ('gpu:3g.20gb:4', ('cuda', '4')), ('gpu:unheard:4', ('any', 'any')), ('gpu:tesla_v100-sxm2-32gb:4', ('cuda', '4')),
 ])
 def test_gres(gres, gpus, person):
-    person.new(without(sinfo=('gpu|2|%s\n' % gres, None)))
+    out = person.new(without(sinfo=('gpu|2|%s\n' % gres, None)))
     assert (person.site().gpu, person.site().gpus_per_node) == gpus
+    assert gpus[0] != 'none' or 'GPUs: no GPUs per node; sinfo, partition gpu\n' in out
+    if 'unheard' in gres:
+        assert 'not seen: GPUs: sinfo shows 4 GPUs (unheard) per node, but not the vendor: write gpu = cuda or rocm, and ' \
+            'gpus_per_node = 4\n' in out
 
 
 def test_a_node_shows_the_vendor_that_sinfo_does_not(person):
@@ -321,7 +289,7 @@ def test_name_of_another_site(person, tmp_path):
 
 def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
     (tmp_path / '.config').write_text('')
-    with pytest.raises(sites.SiteError, match='slingtorch/sites, which cannot be created .*XDG_CONFIG'):
+    with pytest.raises(sites.SiteError, match=r'slingtorch/sites, which cannot be created \(\w+ [\w ]+\)\. Set XDG_CONFIG_HOME to a directory of yours, now and'):
         person.new(recorded('ethernet-cpu'))
     with pytest.raises(sites.SiteError, match='no home directory to write to: set XDG_CONFIG_HOME'):
         person.new(recorded('ethernet-cpu'), HOME='')
@@ -335,7 +303,7 @@ def test_disk_full(person, monkeypatch):
     def chmod(*_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(sitefile.os, 'chmod', chmod)
-    with pytest.raises(sites.SiteError, match='could not be written: No space left on device'):
+    with pytest.raises(sites.SiteError, match='sites/mine.cfg could not be written: No space left on device$'):
         person.complete(recorded('infiniband-h100', node=True))
     assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before
 
@@ -358,7 +326,7 @@ def test_private_by_itself(person):
     assert not person.path.exists()
 
 
-@pytest.mark.parametrize('text', ['truncated', 'Kein Gerät: 3,5 \x1b[0m\n', '[{"ifname": 3}, 7]', '|||\n: :\nx|1\n'])
+@pytest.mark.parametrize('text', ['truncated', '7\n', 'Kein Gerät: 3,5 \x1b[0m\n', '[{"ifname": 3}, 7]', '|||\n: :\nx|1\n'])
 def test_other_language_and_cut_off(text, person):
     """Whatever a probe prints, a file is written that the bundle's reader accepts."""
     whole = recorded('infiniband-h100', node=True)
@@ -374,7 +342,7 @@ def test_odd_texts_stay_in_their_line(person):
     evidence = without(sinfo=('g\x1b[1m%(x)s|2|gpu:a100:2\n', None),
                        mounts=('a /s\\040,h lustre rw\nb /o%(x)s lustre rw\nc /ok\\012[env lustre rw\n', None))
     person.new(evidence, host='h\n[env X]\nvalue=1', SLURM_CLUSTER_NAME='c')
-    assert person.site().gpu == 'cuda' and not person.site().env
+    assert (person.site().gpu, person.site().title) == ('cuda', 'c') and not person.site().env
     assert not re.search(r'\x1b|^\[env', person.path.read_text(), re.M)
 
 
@@ -416,7 +384,13 @@ def test_links_and_files_of_a_tree(tmp_path):
     (tmp_path / 'cxi0').symlink_to('../../devices/cxi0')
     (tmp_path / 'eth0').mkdir()
     (tmp_path / 'eth0/speed').write_text('25000\n')
-    assert site_probe.tree(str(tmp_path), ['*', '*/speed']) == ('cxi0: cxi0\neth0/speed: 25000\n', None)
+    port = tmp_path / 'mlx5_0/ports/1'
+    port.mkdir(parents=True)
+    for path, text in ((tmp_path / 'eth0/operstate', 'up\n'), (port / 'state', '4: ACTIVE'), (port / 'link_layer', 'InfiniBand')):
+        path.write_text(text)
+    assert {top: site_probe.tree(str(tmp_path), patterns).text for top, patterns in site_probe.TREES.values()} == {
+        '/sys/class/cxi': 'cxi0: cxi0\n', '/sys/class/net': 'eth0/operstate: up\neth0/speed: 25000\n',
+        '/sys/class/infiniband': 'mlx5_0/ports/1/link_layer: InfiniBand\nmlx5_0/ports/1/state: 4: ACTIVE\n'}
     assert site_probe.tree(str(tmp_path), ['no*']).problem == f'there is nothing in {tmp_path}'
 
 
@@ -425,12 +399,14 @@ def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LANGUAGE', 'de')
     assert site_probe.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
     assert site_probe.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
+    assert site_probe.run(['/bin/sh', '-c', 'echo $PATH'], {'PATH': '/usr/bin'}, 20).text == '/usr/bin:/usr/sbin:/sbin:/opt/rocm/bin\n'
 
 
 def roles(person, evidence, **loads):
-    """What [provides ...] of the new file has, and the comments, where these modules were loaded."""
+    """What [provides ...] of the new file has, and the comments about it, where these modules were loaded."""
     person.new(evidence, host='n1', loads={role: site_probe.Loaded(*found) for role, found in loads.items()}, **ON_NODE)
-    return person.site().generations, person.path.read_text()
+    comments = re.findall(r'^#   (?!partition|GPUs|network|interfaces|shared)(.*)', person.path.read_text(), re.M)
+    return person.site().generations, comments
 
 
 def test_roles_of_slingshot_with_rocm(person):
@@ -439,34 +415,46 @@ def test_roles_of_slingshot_with_rocm(person):
     assert site_probe.choose_modules(evidence, {}) == [
         ('mpi', 'cray-mpich/8.1.29', 'the only one', 'include/mpi.h'),
         ('rocm', 'rocm/6.3.4', 'the only one', 'bin/hipcc')]
-    generations, text = roles(
-        person, evidence, mpi=('cray-mpich/8.1.29', 'the only one', 'CRAY_MPICH_DIR', ''),
-        rocm=('rocm/6.3.4', 'the only one', 'ROCM_PATH', ''),
+    generations, comments = roles(
+        person, evidence, compiler=('PrgEnv-gnu/8.6', 'it is loaded', '/opt', ''), mpi=('cray-mpich/8.1.29', 'w', '/mpi', ''),
+        rocm=('rocm/6.3.4+x', 'the only one', '', ''),
         libfabric=('libfabric/1.22.0', 'it is loaded', '', "it cannot be loaded here: 'module spider ...'"))
-    assert generations == {'rocm-6.3.4': {
-        'mpi': 'cray-mpich/8.1.29 in CRAY_MPICH_DIR', 'gpu': 'rocm/6.3.4 in ROCM_PATH', 'nccl': 'gpu',
+    assert generations == {'rocm-6.3.4_x': {
+        'compiler': 'build PrgEnv-gnu/8.6', 'mpi': 'cray-mpich/8.1.29 in /mpi', 'gpu': 'rocm/6.3.4+x', 'nccl': 'gpu',
         'nccl_plugin': 'eb aws-ofi-nccl/1.21.1'}}
-    assert "not seen: libfabric: libfabric/1.22.0: it cannot be loaded here: 'module spider ...'" in text
-    assert 'gpu: rocm/6.3.4: the only one; prefix $ROCM_PATH' in text
+    assert comments == [
+        'compiler: PrgEnv-gnu/8.6: it is loaded', 'mpi: cray-mpich/8.1.29: w', 'gpu: rocm/6.3.4+x: the only one',
+        "nccl_plugin: there is no module; --robot builds this bundle's plugin for this libfabric",
+        "not seen: libfabric: libfabric/1.22.0: it cannot be loaded here: 'module spider ...'"]
     assert (ROOT / 'easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.21.1.eb').exists()
     assert (ROOT / 'easyconfigs/c/CondaPython/CondaPython-3.12.eb').exists()
 
 
 def test_module_that_a_login_node_lacks(person):
-    slingshot = site_probe.Text('SwitchType = switch/hpe_slingshot\n', None)
+    slingshot = site_probe.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
     out = person.new(dict(recorded('slingshot-mi250x'), slurm=slingshot))
-    assert 'not seen: gpu: no module was found, but building the plugin needs one' in out
-    assert out.count('. A login node may lack what compute nodes have') == 2 and person.site().network == 'slingshot11'
+    assert re.findall('not seen: (.*)', out) == [
+        f"{role}: no module was found: add the line '{role} = MODULE/VERSION' to the section [provides ...]"
+        for role in ('gpu', 'libfabric')]
+    assert person.site().network == 'slingshot11' and 'FI_MR_CACHE_MONITOR' in values(person.site())
 
 
 def test_roles_of_infiniband(person):
     """NCCL needs no plugin there; without a Python that is new enough, conda brings one."""
-    generations, text = roles(person, recorded('infiniband-h100', node=True),
-                              cuda=('cuda/12.6', 'the only one', '', ''), rocm=('rocm/6', 'of other nodes', '', ''),
-                              conda=('miniforge3/24', 'the only one', '', ''))
+    generations, comments = roles(person, recorded('infiniband-h100', node=True),
+                                  cuda=('cuda/12.6', 'the only one', '', ''), rocm=('rocm/6', 'of other nodes', '', ''),
+                                  conda=('miniforge3/24', 'the only one', '/conda', ''))
     assert generations == {'cuda-12.6': {'gpu': 'cuda/12.6', 'conda': 'build miniforge3/24',
                                          'python': 'build eb CondaPython/3.12'}}
-    assert 'prefix not seen; EasyBuild will search for it' in text
+    assert comments == ['gpu: cuda/12.6: the only one', 'conda: miniforge3/24: the only one',
+                        'python: installed by conda, because there is no module of Python 3.11 or newer']
+
+
+def test_roles_without_gpus(person):
+    generations, comments = roles(person, recorded('ethernet-cpu', node=True), python=('python/3.12', 'w', '/p', ''),
+                                  conda=('conda/24', 'w', '', ''), nccl=('nccl/2', 'w', '', ''), cuda=('cuda/12', 'w', '', ''))
+    assert generations == {'modules': {'python': 'python/3.12 in /p', 'conda': 'build conda/24'}}
+    assert comments == ['python: python/3.12: w', 'conda: conda/24: w']
 
 
 def test_which_module_is_chosen():
@@ -475,13 +463,11 @@ def test_which_module_is_chosen():
     text['nvidia-smi'] = site_probe.Text('GPU 0: A', None)
     text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0\ncray-python/3.9.1\nnccl/2.9\nnccl/2.30\nlibfabric/1.9\nrocm/6\n', None)
     found = {role: (module, why) for role, module, why, _ in site_probe.choose_modules(text, {})}
-    assert found == {'cuda': ('cuda/12.10.0', 'the newest of 2'), 'libfabric': ('libfabric/1.9', 'the only one'),
-                     'nccl': ('nccl/2.30', 'the newest of 2')}
+    assert found == {'cuda': ('cuda/12.10.0', 'the newest of 2'), 'rocm': ('rocm/6', 'the only one'),
+                     'libfabric': ('libfabric/1.9', 'the only one'), 'nccl': ('nccl/2.30', 'the newest of 2')}
     text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0(default)\ncuda/12.8.0\n', None)
-    found = dict(item[:2] for item in site_probe.choose_modules(text, {}))
-    assert found['cuda'] == 'cuda/12.9.0'
-    found = dict(item[:2] for item in site_probe.choose_modules(text, {'LOADEDMODULES': 'x/1:cuda/12.8.0'}))
-    assert found['cuda'] == 'cuda/12.8.0'
+    for loaded, module, why in (('', 'cuda/12.9.0', 'the default one'), ('x/1:cuda/12.8.0', 'cuda/12.8.0', 'it is loaded')):
+        assert site_probe.choose_modules(text, {'LOADEDMODULES': loaded}) == [('cuda', module, why, 'bin/nvcc')]
 
 
 @pytest.mark.parametrize('listed, chosen', [
@@ -497,24 +483,24 @@ def test_names_of_modules(listed, chosen):
 
 
 def test_prefixes_of_modules(modulestool, tmp_path):
-    """A variable with it, else a path in a list; a module that is not there, and the one after it."""
-    for path in ('cuda/bin/nvcc', 'fabric/bin/fi_info'):
+    """In a variable, or above a path in a list; a module that is not there, and the one after it."""
+    for path in ('cuda/bin/nvcc', 'fabric/bin/fi_info', 'cuda/include/nccl.h', 'home/bin/nvcc'):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text('')
     modules = tmp_path / 'modules'
-    for name, text in {'cuda/1': f'setenv CUDA_HOME {tmp_path}/cuda\nsetenv CUDA_DIRECTORY {tmp_path}/cuda\n',
+    for name, text in {'cuda/1': f'setenv TOOLKIT {tmp_path}/cuda\n', 'nccl/1': 'setenv NCCL_X 1\n',
                        'fabric/1': f'prepend-path PATH {tmp_path}/fabric/bin\n'}.items():
         (modules / name).parent.mkdir(parents=True)
         (modules / name).write_text('#%Module\n' + text)
     environ = {**modulestool.env, 'MODULEPATH': str(modules), 'PATH': os.environ['PATH']}
     chosen = [('compiler', 'gcc/none', 'w', 'bin/gcc'), ('cuda', 'cuda/1', 'w', 'bin/nvcc'),
-              ('libfabric', 'fabric/1', 'w', 'bin/fi_info')]
-    found = site_probe.load_modules(chosen, environ)
-    assert found['cuda'] == ('cuda/1', 'w', 'CUDA_HOME', '') and found['libfabric'].prefix == f'{tmp_path}/fabric'
-    assert found['compiler'].problem.startswith("it cannot be loaded here: 'module spider gcc/none'")
-    loaded = modulestool.load('cuda/1', modulepath=[modules])
-    found = site_probe.load_modules(chosen[1:2], {**environ, **loaded})
-    assert found['cuda'].prefix == 'CUDA_HOME'
+              ('libfabric', 'fabric/1', 'w', 'bin/fi_info'), ('nccl', 'nccl/1', 'why', 'include/nccl.h')]
+    assert site_probe.load_modules(chosen, environ) == {
+        'compiler': ('gcc/none', 'w', '', "it cannot be loaded here: 'module spider gcc/none' shows what it needs"),
+        'cuda': ('cuda/1', 'w', f'{tmp_path}/cuda', ''), 'libfabric': ('fabric/1', 'w', f'{tmp_path}/fabric', ''),
+        'nccl': ('nccl/1', 'why', '', '')}      # its header is known from the module before: not its own
+    loaded = {**environ, **modulestool.load('cuda/1', modulepath=[modules]), 'HOME': f'{tmp_path}/home'}
+    assert site_probe.load_modules(chosen[1:2], loaded)['cuda'].prefix == f'{tmp_path}/cuda'
 
 
 def test_this_machine(person, monkeypatch):

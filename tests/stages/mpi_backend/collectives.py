@@ -254,6 +254,11 @@ def several_at_once():
     lists = [torch.ones(3), torch.ones(5)]
     dist.all_reduce_coalesced(lists)
     assert all((tensor == world).all() for tensor in lists), lists
+    # PyTorch's own comparison of what ranks do numbers it
+    backend = dist.group.WORLD._get_backend(torch.device('cpu'))
+    before = backend._get_sequence_number_for_group()
+    dist.barrier()
+    assert backend._get_sequence_number_for_group() == before + 1
     # nobody waits, and it is done nonetheless
     tensor = torch.ones(100)
     work = dist.all_reduce(tensor, async_op=True)

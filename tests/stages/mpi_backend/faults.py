@@ -43,9 +43,16 @@ def impatient():
 
 
 def late(rank):
-    """Rank 1 never comes."""
+    """Rank 1 never comes. What another group has on its way goes on."""
+    beside, found = dist.new_group(), torch.zeros(1)
+    work = dist.irecv(found, 1 - rank, group=beside)
     group = impatient()
     attempts(lambda _: rank or dist.all_reduce(torch.ones(3), group=group))
+    if rank:
+        work.wait()
+    dist.send(torch.ones(1), 1 - rank, group=beside)
+    work.wait()
+    assert found == 1
 
 
 def different_sizes(rank):
@@ -140,6 +147,10 @@ def refused(_):
         # dist.all_gather itself compares them
         lambda group: group._get_backend(torch.device('cpu')).allgather(
             [[torch.ones(3), torch.ones(3, dtype=torch.int)]], [torch.ones(3)]),
+        lambda group: dist.all_gather_coalesced([[torch.ones(1)] * 2] * 2, [torch.ones(1)], group=group),
+        lambda group: group._get_backend(torch.device('cpu')).broadcast([torch.ones(3), torch.ones(3)]),
+        lambda group: dist.all_to_all_single(torch.ones(3), torch.ones(3), group=group),
+        lambda group: dist.all_reduce(torch.ones(3, dtype=torch.int), dist.ReduceOp.AVG, group=group),
         lambda group: dist.isend(torch.ones(3), 0, tag=-1, group=group),
         lambda group: dist.all_reduce(torch.ones(3).to_sparse(), group=group))
     tensor = torch.ones(3)
@@ -278,27 +289,13 @@ def not_named():
     dist.init_process_group('mpi')
 
 
-def named_twice():
-    """A PyTorch with MPI."""
-    dist.is_mpi_available = lambda: True
-    slingmpi.take_name_mpi()
-
-
-def other(directory):
-    """Another installation of slingmpi, as if it had been imported in place of this one."""
-    slingmpi.__path__[:] = [directory]
-    slingmpi.__file__ = os.path.join(directory, '__init__.py')
-    start(60)
-
-
 def alone():
-    """Each as a process of its own, which is forked before MPI runs; $OTHERS: directories of other installations."""
-    for function, *words in [[one_thread], [finalized_before], [finalized_too_early], [two_mpis], [not_named], [named_twice],
-                             *([other, path] for path in os.environ['OTHERS'].split(':'))]:
-        print('==', os.path.basename(words[0]) if words else function.__name__, flush=True)
+    """Each as a process of its own, which is forked before MPI runs."""
+    for function in (one_thread, finalized_before, finalized_too_early, two_mpis, not_named):
+        print('==', function.__name__, flush=True)
         child = os.fork()
         if not child:
-            function(*words)
+            function()
             sys.exit()
         print('ended with', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
