@@ -22,6 +22,8 @@ ENDS, MOST = 64 << 10, 50
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+# texts that are perhaps paths of files
+PATH = re.compile(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$')
 # seconds for counting what the directories of the arguments have
 DEEP = 2
 # an absolute path in a JSON or YAML file, and its key
@@ -100,7 +102,7 @@ def unmade(program: 'Program') -> list:
     texts, found = set(map(literal, program.nodes)), []
     for node in [*program.calls.get('save', ()), *program.calls.get('open', ())]:
         paths = [beginning(program.meant(word)) for word in [*node.args, *keywords(node).values()]]
-        path = next((one for one in paths if '/' in one), '')
+        path = next((one for one in paths if '/' in one and '://' not in one), '')
         tries = any(isinstance(above, ast.Try) for above in program.around(node))
         called = getattr(program.function(node), 'name', '') in {'', *program.used}
         if path and re.match('(torch|np|numpy)[.]save$|open$', named(node)) and use_of(program, node) == 'other' and \
@@ -197,14 +199,14 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
     details['saves'] = program.mentions(rb'torch\.save\(')
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
     used = uses(program)
-    # of variables, only paths that the program reads: others are its settings
     read = {text for text in used if used[text] == {'read'}}
-    texts = {text for text in {*map(literal, program.nodes), *read}
-             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
+    texts = {text for text in map(literal, program.nodes) if isinstance(text, str) and PATH.match(text)}
     texts -= {text for text in used if 'ask' in used[text]} | set(details['written'])
     # what else lies in /tmp may be what another run has left
     look_at_paths(report, [text for text in sorted(texts) if text in read or (
         os.path.isabs(text) or os.path.isfile(text)) and not text.startswith('/tmp/')][:MOST])
+    # what variables name may have more than the program reads
+    look_at_paths(report, sorted(filter(PATH.match, read - set(map(literal, program.nodes))))[:MOST], False)
 
 
 def look_at_arguments(machine: 'Machine', report: 'Report', details: dict) -> None:
@@ -237,13 +239,16 @@ def files_below(path: str, end: float, levels: int = 3) -> tuple:
     return count, size
 
 
-def look_at_paths(report: 'Report', paths: list) -> None:
-    """Note what each path has, for compare_programs(): the size of a directory, size, beginning and end of a file."""
+def look_at_paths(report: 'Report', paths: list, count: bool = True) -> None:
+    """
+    Note what each path has, for compare_programs(): size, beginning and end of a file; of a directory, if it is to
+    `count` them, the number of entries.
+    """
     for path in paths:
         found = 'no file' if os.path.exists(path) else 'missing'
         try:
             if os.path.isdir(path):
-                found = 'a directory of %d' % len(os.listdir(path))
+                found = 'a directory' + ' of %d' % len(os.listdir(path)) * count
             elif os.path.isfile(path):
                 with open(path, 'rb') as stream:
                     data, end = stream.read(ENDS), stream.seek(0, os.SEEK_END)

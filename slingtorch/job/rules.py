@@ -348,7 +348,7 @@ def streams(program: 'Program', _: bool) -> 'Iterator[tuple]':
         own = isinstance(node, ast.ClassDef) and any(named(base).endswith('IterableDataset') for base in node.bases)
         if own and any(getattr(part, 'name', '') == '__iter__' for part in node.body) and node.name in program.calls:
             made = [word for call in program.calls[node.name] for word in [*call.args, *keywords(call).values()]]
-            if not re.search('(?i)rank|world', ' '.join(map(program.text, [node, *made]))):
+            if not re.search('(?i)rank|world|rand|shuffle', ' '.join(map(program.text, [node, *made]))):
                 yield node, False, "the IterableDataset %s does not know the rank: all ranks train on the same data" \
                     % node.name, "let each rank take its part: islice(rows, get_rank(), None, get_world_size())"
 
@@ -438,10 +438,14 @@ def validation(program: 'Program', _: bool) -> 'Iterator[tuple]':
     wrapped = {node.targets[0].id for node in program.nodes if isinstance(node, ast.Assign)
                and re.search(r'(^|\.)(DDP|DistributedDataParallel)$', named(node.value))
                and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)}
+    wrapped -= {named(node.targets[0]) for node in program.nodes if isinstance(node, ast.Assign)
+                and named(node.value).endswith('.module')}
     buffers = program.mentions(rb'BatchNorm|resnet') and not program.mentions(rb'broadcast_buffers *= *False')
     for call in [one for calls in program.calls.values() for one in calls if wrapped and buffers]:
         alone = any(of_rank(choice, part) for choice, part in program.by_rank(call))
-        if alone and program.world > 1 and (named(call) in wrapped or wrapped & program.forwarded(call)):
+        own = getattr(program.function(call), 'args', None)     # parameters may be something else of the same name
+        names = wrapped - {one.arg for one in own.args} if own else wrapped
+        if alone and program.world > 1 and (named(call) in names or names & program.forwarded(call)):
             yield call, False, "only one rank calls the model in DistributedDataParallel, which has BatchNorm: it " \
                 "waits for others", "call model.module there, or let all ranks call it"
 

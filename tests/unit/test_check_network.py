@@ -992,6 +992,7 @@ def test_what_a_program_needs_is_noted(tmp_path, text, notes):
     ("os.makedirs(out)\ntorch.save(model, 'new/model.pt')", ''), ("prepare('new')\ntorch.save(model, 'new/model.pt')", ''),
     ("try:\n    torch.save(model, 'new/model.pt')\nexcept OSError:\n    pass", ''), ("open('new/model.pt')", ''),
     (OPTION + "if args.fast:\n    torch.save(model, 'new/model.pt')", ''), ("torch.save(model, 'model.pt')\nstore.save(1, 'a/b')", ''),
+    ("open('s3://new/model.pt', 'w')", ''),
 ])
 def test_a_directory_that_nobody_makes(tmp_path, monkeypatch, text, path):
     monkeypatch.chdir(tmp_path)
@@ -1013,6 +1014,9 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     report = findings.Report(0)
     program.look_at_program(Machine({'DATA': '/tmp/no/a.pt', 'OUT': '/no/b', 'HOME': '/home'}), report, {'words': ['train.py']})
     assert [name for name in report.facts if name.startswith('path')] == ['path /tmp/no/a.pt']
+    report = findings.Report(0)
+    program.look_at_program(Machine({'DATA': str(tmp_path), 'OUT': '', 'HOME': ''}), report, {'words': ['train.py']})
+    assert list(report.facts[f'path {tmp_path}']) == ['a directory']    # which may have more than what is read
 
 
 @pytest.mark.parametrize('text, level, says', [
@@ -1128,13 +1132,16 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     # a stream that all ranks read
     (STREAM, 'yellow', 'the IterableDataset Stream does not know the rank'), (STREAM.replace('DDP', 'Parallel'), None, ''),
     (STREAM.replace('rows', 'rows[RANK:]'), None, ''), (STREAM.replace('Stream()', 'Stream(dist.get_rank())'), None, ''),
-    (STREAM.replace('rows', 'part()') + "def part():\n    return rows[rank:]", None, ''), (STREAM.replace('loader', 'shards'), None, ''),
+    (STREAM.replace('rows', 'random.sample(rows)'), None, ''), (STREAM.replace('rows', 'part()') + "def part():\n    return rows[rank:]", None, ''), (STREAM.replace('loader', 'shards'), None, ''),
     (STREAM.replace('__iter__', 'more'), None, ''), (STREAM.replace('(Stream())', '(rows)'), None, ''),
     # a forward pass on one rank
     (ALONE + "if rank == 0:\n    test(model)", 'yellow', 'only one rank calls the model in DistributedDataParallel'),
     (ALONE + "for epoch in epochs:\n    if rank == 0:\n        model(x)", 'yellow', 'only one rank calls the model'),
     (ALONE + "if rank == 0:\n    test(model.module)\n    model.module(x)\n    save(model)", None, ''),
     (ALONE + "test(model)\nif rank == 0:\n    keep(model)\nelse:\n    test(model)", None, ''),
+    (ALONE + "model = model.module\nif rank == 0:\n    test(model)", None, ''),
+    (ALONE + "def validate(model):\n    if rank == 0:\n        test(model)\nvalidate(model.module)", None, ''),
+    (ALONE + "def validate(data):\n    if rank == 0:\n        test(model)\nvalidate(1)", 'yellow', 'only one rank calls the model'),
     (ALONE.replace('BatchNorm1d', 'LayerNorm') + "if rank == 0:\n    test(model)", None, ''),
     (ALONE.replace('net)', 'net, broadcast_buffers=False)') + "if rank == 0:\n    test(model)", None, ''),
     # variables that are not set
