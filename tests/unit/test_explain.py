@@ -343,7 +343,7 @@ def test_a_rule_that_holds_on_a_site_with_its_network(tmp_path, capsys):
 # --- what causes what
 
 @pytest.mark.parametrize('line, found', [
-    ('EasyBuildError: Python 3.6 or higher is required, found Python 3.4\n', ['easybuild-python']), (MISSING, ['missing-library']),
+    ('EasyBuildError: One or more OS dependencies were not found: x\n', ['easybuild-system-packages']), (MISSING, ['missing-library']),
     ('WARNING: ' + MISSING, ['missing-library']), ('EasyBuildError: x\n', ['easybuild-said']), ('NameError: x\n', []),
 ])
 def test_a_line_that_a_rule_explains_is_left_to_it(line, found):
