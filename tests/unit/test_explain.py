@@ -51,16 +51,16 @@ Root Cause (first observed failure):
 """
 
 
-def read(text, facts=(), name='job.log'):
+def read(text, name='job.log'):
     """The answers for a log, and what is remarked about it."""
     log = explain.Log(RULES)
     log.read(name, io.BytesIO(text if isinstance(text, bytes) else text.encode()))
-    return explain.answers(log, FAULTS, facts), log.remarks
+    return explain.answers(log, FAULTS), log.remarks
 
 
-def names(text, facts=()):
+def names(text):
     """The names of the faults that are told."""
-    return [answer.fault.name for answer in read(text, facts)[0]]
+    return [answer.fault.name for answer in read(text)[0]]
 
 
 def command(*args, stdin=b''):
