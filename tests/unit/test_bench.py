@@ -20,12 +20,8 @@ import pytest
 from slingtorch import cli, sites
 from slingtorch.job import bench as measuring
 from slingtorch.job import records, vet
-from slingtorch.job.machine import Machine
 from testbed import raising
 from testbed.expected import expected
-
-GIB = 2 ** 30
-
 
 # --- figures
 
@@ -90,76 +86,6 @@ def test_options_that_cannot_be(words, capsys):
 def test_sums_of_many_ranks_are_exact_in_a_float32():
     total = float(100000 * measuring.VALUES)
     assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1
-
-
-# --- the machine
-
-@pytest.fixture
-def root(tmp_path):
-    """Function that writes files below a directory that stands for /; it returns the directory."""
-    def write(**files):
-        for name, text in files.items():
-            path = tmp_path / name.replace('__', '/')
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return str(tmp_path)
-    return write
-
-
-MEMINFO = {'proc__meminfo': 'MemTotal: 100 kB\nMemAvailable:   16777216 kB\n'}
-
-
-def test_free_memory_is_what_the_kernel_says(root):
-    directory = root(proc__self__cgroup='0::/\n', **MEMINFO)
-    assert Machine({}, directory).free_memory() == (16 * GIB, None, '')
-
-
-def test_the_cgroup_of_the_job_is_the_limit(root):
-    """Version 2; the limit is two levels up, and cached files count as free."""
-    directory = root(proc__self__cgroup='0::/slurm/job_1/step_0\n', **MEMINFO)
-    root(**{'sys__fs__cgroup__slurm__job_1__' + name: text for name, text in {
-        'memory.max': str(8 * GIB), 'memory.current': str(3 * GIB), 'memory.stat': 'anon 5\ninactive_file %d\n' % GIB,
-    }.items()})
-    root(**{'sys__fs__cgroup__slurm__job_1__step_0__memory.max': 'max\n'})
-    free, limit, file = Machine({}, directory).free_memory()
-    assert (free, limit) == (6 * GIB, 8 * GIB) and 'job_1/memory.max' in file
-
-
-def test_a_cgroup_of_version_1(root):
-    root(proc__self__cgroup='4:memory:/job\n3:cpu:/job\n', **MEMINFO)
-    free, limit, file = Machine({}, root(**{
-        'sys__fs__cgroup__memory__job__memory.limit_in_bytes': str(2 * GIB),
-        'sys__fs__cgroup__memory__job__memory.usage_in_bytes': str(GIB),
-    })).free_memory()
-    assert (free, limit) == (GIB, 2 * GIB) and 'limit_in_bytes' in file
-
-
-def test_line_rate_of_slingshot(root):
-    """Four interfaces of 200 Gb/s; Ethernet for management is not counted."""
-    for number in range(4):
-        root(**{'sys__class__cxi__cxi%d__device__net__hsn%d__speed' % (number, number): ''})
-        root(**{'sys__class__net__hsn%d__%s' % (number, name): text
-                for name, text in (('speed', '200000\n'), ('operstate', 'up'), ('device__x', ''))})
-    directory = root(**{'sys__class__net__eth0__' + name: text
-                        for name, text in (('speed', '10000'), ('operstate', 'up'), ('device__x', ''))})
-    assert Machine({}, directory).line_rates() == {'hsn%d' % number: 25.0 for number in range(4)}
-
-
-def test_line_rate_of_infiniband(root):
-    port = 'sys__class__infiniband__mlx5_%d__ports__1__'
-    root(**{port % 0 + 'rate': '200 Gb/sec (4X HDR)', port % 0 + 'state': '4: ACTIVE'})
-    directory = root(**{port % 1 + 'rate': '10 Gb/sec (4X SDR)', port % 1 + 'state': '1: DOWN'})
-    assert Machine({}, directory).line_rates() == {'mlx5_0:1': 25.0}
-
-
-def test_line_rate_of_ethernet_and_of_none(root):
-    """A virtual interface, one that is down and one that does not know (-1) say nothing."""
-    for name, speed, state, device in (('eth0', '10000', 'up', True), ('lo', '5', 'up', False),
-                                       ('eth1', '40000', 'down', True), ('eth2', '-1', 'up', True)):
-        directory = root(**{'sys__class__net__%s__%s' % (name, key): text
-                            for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
-    assert Machine({}, directory).line_rates() == {'eth0': 1.25}
-    assert Machine({}, directory + '/nowhere').line_rates() == {}
 
 
 # --- in the job
