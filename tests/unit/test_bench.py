@@ -44,14 +44,6 @@ def test_all_operations_are_known_and_mpi_gathers_into_lists():
     assert measuring.operations_of(dist, 'nccl', 1, 4)['all_gather'].run is dist.all_gather_single
 
 
-@pytest.mark.parametrize('operation,factor', [
-    ('all_reduce', 1.5), ('all_gather', 0.75), ('reduce_scatter', 0.75), ('all_to_all', 0.75), ('broadcast', 1),
-    ('send_receive', 1),
-])
-def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
-    assert operations(4, 0)[operation].bus_factor == factor
-
-
 @pytest.mark.parametrize('text,size', [('512', 512), ('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
 def test_sizes_are_read(text, size):
     assert records.parse_size(text) == size
@@ -64,12 +56,13 @@ def test_what_is_no_size_is_refused(text):
         records.parse_size(text)
 
 
-@pytest.mark.parametrize('operation,received', [
-    ('all_reduce', [6]), ('reduce_scatter', [6]), ('broadcast', [1]), ('send_receive', [2]),
-    ('all_gather', [1, 2, 3]), ('all_to_all', [1, 2, 3]),
+@pytest.mark.parametrize('operation, factor, received', [
+    ('all_reduce', 1.5, [6]), ('reduce_scatter', 0.75, [6]), ('broadcast', 1, [1]), ('send_receive', 1, [2]),
+    ('all_gather', 0.75, [1, 2, 3]), ('all_to_all', 0.75, [1, 2, 3]),
 ])
-def test_expected_values_are_those_of_the_operation(operation, received):
-    """Of the last of three ranks, which send 1, 2 and 3."""
+def test_bus_bandwidth_is_that_of_nccl_tests_and_values_are_those_of_the_operation(operation, factor, received):
+    """The bandwidth of four ranks, and the values of the last of three ranks, which send 1, 2 and 3."""
+    assert operations(4, 0)[operation].bus_factor == factor
     found = operations(3, 2)[operation]
     assert found.expected == received and (found.receives or found.sends) % len(received) == 0
     assert operations(130, 2)['all_gather'].expected == [*range(1, 128), 1, 2, 3]
