@@ -271,10 +271,14 @@ def said(capsys, *args):
     return (status, *capsys.readouterr())
 
 
-def test_tables_of_a_file(capsys, files):
-    status, out, _ = said(capsys, files())
-    expected(out, 'bench/table')
-    assert status == 0
+def test_tables_of_files(capsys, files):
+    """Wrong values and an early end are said."""
+    good, text, _ = said(capsys, files())
+    rows = [row('mpi', 'broadcast', 2 ** 20, 5, wrong=12), row('mpi', 'broadcast', 2 ** 21, 5)]
+    bad, out, _ = said(capsys, files(results=rows, complete=False, nodes=1, line_rates={}, notes=[], networks={}))
+    expected(text + out, 'bench/table')
+    assert (good, bad) == (0, 1)
+    assert said(capsys, files(complete=False))[0] == said(capsys, files(results=rows))[0] == 1
 
 
 @pytest.mark.parametrize('text, says', [
@@ -298,24 +302,6 @@ def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
     assert re.fullmatch(re.escape(f"slingtorch: error: [Errno 2] No such file or directory: '{path}'\n") if says is None else
                         rf"slingtorch: error: {path} is not a result of bench \({says}\): give the file that '--bench --json "
                         r"FILE' of this slingtorch wrote\n", err)
-
-
-def test_wrong_values_and_an_early_end_are_said(capsys, files):
-    rows = [row('mpi', 'broadcast', 2 ** 20, 5, wrong=12), row('mpi', 'broadcast', 2 ** 21, 5)]
-    status, out, _ = said(capsys, files(results=rows, complete=False, nodes=1, line_rates={}, notes=[], networks={}))
-    assert status == 1 and out == """\
-slingtorch bench: 16 ranks, 8 per node, nodes: 1; PyTorch 2.10.0+rocm7.1; 2026-11-22 18:30
-  nccl 2.27.3
-  line rate of a node: unknown (no network card reports it in /sys)
-
-backend  operation            size       time algorithm GB/s   bus GB/s of line rate    wrong
-mpi      broadcast           1 MiB     210 us            2.5          5            -       12
-mpi      broadcast           2 MiB     419 us            2.5          5            -        0
-
-WRONG VALUES: mpi, broadcast of 1 MiB: 12, first on rank 3 on nid000002
-INCOMPLETE: the job ended before everything was measured
-"""
-    assert said(capsys, files(complete=False))[0] == said(capsys, files(results=rows))[0] == 1
 
 
 # --- the verdict
@@ -368,23 +354,17 @@ REASON = ("look for the reason: the network in the lines above (with TCP or Sock
           "NCCL_* and FI_* (slingtorch sites test), other jobs on the same nodes")
 
 
-@pytest.mark.parametrize('bus, wrong, status, says', [
-    (81, 0, 0, ['good: %s: 81 GB/s, 0.95 of the reference 85 (tolerance 0.05; a report)']),
-    (80, 0, 1, ['TOO SLOW: %s: 80 GB/s, 0.94 of the reference 85 (tolerance 0.05; a report)', REASON]),
-    (99, 1, 1, ['WRONG VALUES: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)', REASON])])
-def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, status, says):
+@pytest.mark.parametrize('bus, wrong, complete, status, says', [
+    (81, 0, True, 0, ['good: %s: 81 GB/s, 0.95 of the reference 85 (tolerance 0.05; a report)']),
+    (80, 0, True, 1, ['TOO SLOW: %s: 80 GB/s, 0.94 of the reference 85 (tolerance 0.05; a report)', REASON]),
+    (99, 1, True, 1, ['WRONG VALUES: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)', REASON]),
+    (99, 0, False, 1, ['good: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)'])])
+def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, complete, status, says):
     """Each reference is compared; that one cannot be does not change the verdict."""
     site(SITE + REFERENCE + REFERENCE.replace('two_nodes', 'four_nodes').replace('nodes = 2', 'nodes = 4'))
-    path = files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)])
+    path = files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)], complete=complete)
     other = 'not compared: nccl, all_reduce of 128 MiB on 4 x 8 ranks; this was 2 x 8 ranks'
     assert verdict(capsys, path) == (status, [says[0] % ALL_REDUCE, other, *says[1:]])
-
-
-def test_what_is_not_complete_is_not_good(capsys, files, site):
-    site(SITE + REFERENCE)
-    status, lines = verdict(capsys, files(complete=False))
-    assert status == 1 and lines == [
-        f'good: {ALL_REDUCE}: 87.27 GB/s, 1.03 of the reference 85 (tolerance 0.05; a report)']
 
 
 @pytest.mark.parametrize('changes, says', [

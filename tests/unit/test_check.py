@@ -236,14 +236,6 @@ def test_a_sound_job_of_eight_ranks_on_two_nodes_has_no_red_line(job):
         (job.port, 'PORT'), (os.getcwd(), 'HERE')])
 
 
-def test_red_lines_come_first_and_every_rank_fails(job):
-    job.env['GLOO_SOCKET_IFNAME'] = 'hsn'
-    statuses, text, _ = job.run()
-    assert statuses == dict.fromkeys(EIGHT, 1)
-    levels = re.findall(r'^(RED|yellow|good|not tested) ', text, re.M)
-    assert levels == sorted(levels, key=['RED', 'yellow', 'good', 'not tested'].index)
-
-
 @pytest.mark.parametrize('ignore, left', [
     ('1', []), ('1 1', []), ('1,variable', []),
     ('interface', ['master']), ('interface, master', []), ('interface master', []),
@@ -377,42 +369,44 @@ def check_variables(env, paths=(), with_gpu=False, plugins=()):
     return report.sorted()
 
 
-def test_the_library_present_is_asked_first(tmp_path):
-    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "NCCL_BRAND_NEW", "NCCL_IB_TC"};')
-    assert not check_variables({'NCCL_BRAND_NEW': '1', 'NCCL_IB_TC': '3'}, [nccl])
-    [(level, name, text, _, _)] = check_variables({'NCCL_NVLS_ENABLE': '1'}, [nccl])
-    assert (level, name) == ('yellow', 'variable') and text.endswith('libnccl.so.2 does not read it')
-    # a name that the library has and the table has not is meant
-    [(level, name, text, _, _)] = check_variables({'NCCL_BRAND_NEWS': '1'}, [nccl])
-    assert (level, name) == ('red', 'variable') and text.endswith('Perhaps it should be NCCL_BRAND_NEW')
-
-
 ASKED = 'const char *a[] = {"NCCL_DEBUG", "NCCL_IB_TC", "NCCL_IB_HCA"};'
+NEW = 'const char *a[] = {"NCCL_DEBUG", "NCCL_BRAND_NEW", "NCCL_IB_TC"};'
+# of the sections, only those with constants count; the end of another name is no name, that of a message may be one
+ENDS = 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"}; char b[] = " NCCL_PROTOCOL";'
+PLUGIN = 'const char *a[] = {"OFI_NCCL_PROTOCOL", "OFI_NCCL_NEW"};'
 
 
-@pytest.mark.parametrize('name, meant, asked, unasked', [
-    ('NCCL_IB_TCC', 'NCCL_IB_TC', 'red', 'yellow'), ('NCCL_I_HCA', 'NCCL_IB_HCA', 'red', 'yellow'),
-    ('NCCL_IB_HCB', 'NCCL_IB_HCA', 'red', 'yellow'),
-    ('NCCL_IB_HAC', 'NCCL_IB_HCA', 'red', 'yellow'),    # two neighbours swapped
-    ('NCCL_IB_TTCC', 'NCCL_IB_TC', 'yellow', None), ('NCCL_DE_BUGS', 'NCCL_DEBUG', 'yellow', None),
-    ('NCCL_GDR_LEVEL', 'NCCL_NET_GDR_LEVEL', 'yellow', None), ('NCCL_TOMORROW', '', 'yellow', None),
+@pytest.mark.parametrize('code, name, level, meant', [
+    # only one wrong letter is red, and only if the library was asked
+    (ASKED, 'NCCL_IB_TCC', 'red', 'NCCL_IB_TC'), ('', 'NCCL_IB_TCC', 'yellow', 'NCCL_IB_TC'),
+    (ASKED, 'NCCL_I_HCA', 'red', 'NCCL_IB_HCA'), ('', 'NCCL_I_HCA', 'yellow', 'NCCL_IB_HCA'),
+    (ASKED, 'NCCL_IB_HCB', 'red', 'NCCL_IB_HCA'), (ASKED, 'NCCL_IB_HAC', 'red', 'NCCL_IB_HCA'),
+    (ASKED, 'NCCL_IB_TTCC', 'yellow', 'NCCL_IB_TC'), ('', 'NCCL_IB_TTCC', None, ''),
+    (ASKED, 'NCCL_DE_BUGS', 'yellow', 'NCCL_DEBUG'),
+    (ASKED, 'NCCL_TOMORROW', 'yellow', ''), ('', 'NCCL_TOMORROW', None, ''),
+    (ASKED, 'NCCL_GDR_LEVEL', 'yellow', 'NCCL_NET_GDR_LEVEL'), ('', 'NCCL_GDR_LEVEL', None, ''),
+    (NEW, 'NCCL_BRAND_NEW', None, ''), (NEW, 'NCCL_IB_TC', None, ''),
+    # a name that the library has and the table has not is meant
+    (NEW, 'NCCL_BRAND_NEWS', 'red', 'NCCL_BRAND_NEW'),
+    (ENDS, 'NCCL_PROTOCOL', 'yellow', 'NCCL_PROTO'), (ENDS, 'NCCL_NEW', None, ''),
+    (PLUGIN, 'OFI_NCCL_PROTOCL', 'red', 'OFI_NCCL_PROTOCOL'), (PLUGIN, 'OFI_NCCL_NEW', None, ''),
 ])
-def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path, name, meant, asked, unasked):
-    nccl = library(tmp_path / 'libnccl.so.2', ASKED)
-    for paths, level in (([nccl], asked), ([], unasked)):
-        found = check_variables({name: '1'}, paths)
-        assert [entry[:2] for entry in found] == [(level, 'variable')] * bool(level)
-        for _, _, text, remedy, _ in found:
-            assert text.startswith(name + ' is not a variable') and (nccl in text) == bool(paths)
-            assert text.partition('. Perhaps it should be ')[2] == meant == remedy.partition('or write ')[2]
+def test_names_are_looked_for_in_the_library(tmp_path, code, name, level, meant):
+    paths = [library(tmp_path / 'libnccl.so.2', code)] if code else []
+    found = check_variables({name: '1'}, paths, plugins=paths * (code == PLUGIN))
+    assert [entry[:2] for entry in found] == [(level, 'variable')] * bool(level)
+    for _, _, text, remedy, _ in found:
+        assert text.startswith(f"{name} is not a variable that {paths[0] if paths else 'a known libnccl'} reads")
+        assert text.partition('. Perhaps it should be ')[2] == meant == remedy.partition('or write ')[2]
 
 
-def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
-    # of the sections, only those with constants count
-    code = 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"}; char b[] = " NCCL_PROTOCOL";'
-    nccl = library(tmp_path / 'libnccl.so.2', code)
-    [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
-    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
+def test_what_the_library_does_not_read_or_only_gpus_need(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', NEW)
+    assert [entry[:3] for entry in check_variables({'NCCL_NVLS_ENABLE': '1'}, [nccl])] == [
+        ('yellow', 'variable', f'NCCL_NVLS_ENABLE is set, but {nccl} does not read it')]
+    memhooks = {'FI_MR_CACHE_MONITOR': 'memhooks'}
+    assert [entry[0] for entry in check_variables(memhooks, with_gpu=True)] == ['yellow']
+    assert not check_variables(memhooks)
 
 
 def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
@@ -422,12 +416,6 @@ def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
         report.add(*entry[:4])
     lines = textwrap.indent(report.text('').strip(), '    ')
     assert len(report.findings) == 2 and lines in (ROOT / 'docs/check.md').read_text()
-
-
-def test_memhooks_is_said_with_gpus_alone():
-    env = {'FI_MR_CACHE_MONITOR': 'memhooks'}
-    assert [entry[0] for entry in check_variables(env, with_gpu=True)] == ['yellow']
-    assert not check_variables(env)
 
 
 @pytest.mark.parametrize('name, value', [
@@ -449,13 +437,6 @@ def test_the_plugin_is_asked_before_a_name_is_unknown(tmp_path, name, value):
     report.fact('plugin', files[0])
     node.check_probe(report, {'maps': [mapped]}, machine)
     assert not [entry for entry in report.sorted() if entry[1] == 'variable']
-
-
-def test_an_ofi_plugin_is_asked_for_its_own_names(tmp_path):
-    plugin = library(tmp_path / 'libnccl-net.so', 'const char *a[] = {"OFI_NCCL_PROTOCOL", "OFI_NCCL_NEW"};')
-    env = {'OFI_NCCL_NEW': '1', 'OFI_NCCL_PROTOCL': 'RDMA'}
-    [(level, _, text, _, _)] = check_variables(env, plugins=[plugin])
-    assert level == 'red' and text.endswith('libnccl-net.so reads. Perhaps it should be OFI_NCCL_PROTOCOL')
 
 
 KINDS = ['libnccl', 'librccl', 'libfabric', 'libcuda', 'libcudart', 'libamdhip64']
@@ -882,26 +863,33 @@ def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
     assert os.listdir('/proc/self/fd') == before
 
 
-def test_what_a_child_says_is_heard_also_if_it_ends_and_its_own_child_lives_on():
-    def run(pipe):
-        if os.fork():
-            pipe.send('a word')
-            os.write(2, b'the reason')
-            os._exit(7)
-        time.sleep(600)
-
-    child = messages.Child(run)
-    assert child.hear(time.monotonic() + 60) == 'a word' and child.hear(time.monotonic() + 600) is None
-    assert child.ended() and child.end() == '7: the reason'
+def talks(pipe):
+    os.write(1, b'out')
+    os.write(2, ('x' * 999).encode())
+    assert not os.read(0, 9)
 
 
-@pytest.mark.parametrize('room, says', [(True, '1: ZeroDivisionError: integer division or modulo by zero'), (False, '1')])
-def test_a_child_that_fails_says_why_if_there_is_room(monkeypatch, room, says):
+def leaves_a_child(pipe):
+    if os.fork():
+        pipe.send('a word')
+        os.write(2, b'the reason')
+        os._exit(7)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize('function, room, hears, says', [
+    (lambda pipe: 1 // 0, True, None, '1: ZeroDivisionError: integer division or modulo by zero'),
+    (lambda pipe: 1 // 0, False, None, '1'), (talks, True, None, '117: ' + 'x' * 600),
+    (leaves_a_child, True, 'a word', '7: the reason'),
+])
+def test_what_a_child_says_in_the_end(monkeypatch, capfd, function, room, hears, says):
     if not room:
         monkeypatch.setattr(messages.tempfile, 'TemporaryFile', raising(FileNotFoundError('No usable directory')))
         assert messages.scratch_file() is None
-    child = messages.Child(lambda pipe: 1 // 0)
+    child = messages.Child(function)
+    assert child.hear(time.monotonic() + 60) == hears and (not hears or child.hear(time.monotonic() + 600) is None)
     assert messages.until(child.ended, time.monotonic() + 60) and child.end() == says
+    assert capfd.readouterr() == ('', '')
 
 
 def test_a_child_that_a_driver_holds_is_not_waited_for(monkeypatch):

@@ -395,17 +395,6 @@ def test_memory_of_a_control_group_is_for_all_its_ranks():
     assert limited({2: dict(group, memory=1 << 30)}, dict(TOOK, anon=600 << 20))
 
 
-def test_a_quota_is_looked_at_in_each_rank(tmp_path):
-    files = {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/cpu.max': 'max 100000\n',
-             'sys/fs/cgroup/job/cpu.max': '4000 100000\n'}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    report = findings.Report(3)
-    limits.look(Machine({}, str(tmp_path)), report, {})
-    assert any('0.04 of a core' in text for text in of_level(report, 'yellow', 'limit'))
-
-
 def test_the_limits_of_this_shell_are_read():
     code = ('import resource, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import limits; '
             'print(limits.of_shell())')
@@ -485,11 +474,17 @@ def test_how_many_processes_there_may_be(tmp_path, most, says, error, capsys):
     assert bool(said) == (most == '6')
 
 
-@pytest.mark.parametrize('end, says', [('1000250', True), ('1009000', False), ('', False), ('never', False)])
-def test_a_job_that_ends_soon(tmp_path, end, says):
-    report = findings.Report(0)
-    limits.look(Machine({'SLURM_JOB_END_TIME': end}, str(tmp_path), lambda: 1000000), report, {})
-    assert bool([text for text in of_level(report, 'yellow', 'limit') if 'ends in less than 5 minutes' in text]) == says
+@pytest.mark.parametrize('end, quota, says', [
+    ('1000250', '', ['the job ends in less than 5 minutes']), ('1009000', '', []), ('', '', []), ('never', '', []),
+    ('', '4000 100000', [
+        'a control group (its quota) allows this rank, or several, only 0.04 of a core: all others wait for it']),
+])
+def test_a_job_that_ends_soon_and_a_quota(tmp_path, end, quota, says):
+    root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/cpu.max': 'max 100000\n',
+                           'sys/fs/cgroup/job/cpu.max': quota})
+    report = findings.Report(3)
+    limits.look(Machine({'SLURM_JOB_END_TIME': end}, root, lambda: 1000000), report, {})
+    assert of_level(report, 'yellow', 'limit') == says
 
 
 def test_where_the_program_runs(tmp_path, monkeypatch):
@@ -1260,8 +1255,7 @@ def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says)
             '"TORCH_CHECK failed"};')
     subprocess.run(['gcc', '-shared', '-fPIC', '-x', 'c', '-', '-o', tmp_path / 'torch/lib/libtorch_cpu.so'], input=code,
                    text=True, check=True)
-    (tmp_path / 'sys/devices/system/cpu').mkdir(parents=True)
-    (tmp_path / 'sys/devices/system/cpu/online').write_text('0-15')
+    tree(tmp_path, {'sys/devices/system/cpu/online': '0-15'})
     report = findings.Report(0)
     report.fact('env ' + name, value)
     report.fact('torch is in', str(tmp_path / 'torch'))

@@ -648,16 +648,6 @@ def test_what_a_child_started_ends_with_it_and_it_ends_with_its_rank():
     os.close(theirs)
 
 
-def test_what_a_child_prints_is_dropped(capfd):
-    def talk(pipe):
-        os.write(1, b'out')
-        os.write(2, ('x' * 999).encode())
-        assert not os.read(0, 9)
-    child = messages.Child(talk)
-    assert messages.until(child.ended, time.monotonic() + 60) and child.end() == '117: ' + 'x' * 600
-    assert capfd.readouterr() == ('', '')
-
-
 def test_a_hundred_thousand_ranks_have_a_header():
     from slingtorch.job import check
     one = findings.Report()
@@ -682,19 +672,3 @@ def test_what_stdout_cannot_show_is_no_traceback(tmp_path, encoding, shown):
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (1, b'')
     assert shown in done.stdout.decode() and "NCCL_ALGO='\\udcff'" in done.stdout.decode()
-
-
-# --- signals
-
-
-def test_an_ignored_sigchld_changes_nothing(tmp_path):
-    code = ('import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n'
-            'import os; os.execv(%r, [%r, "-B", %r, "check", "--json", %r])' % (
-                sys.executable, sys.executable, str(ROOT / 'slingtorch/job'), str(tmp_path / 'found.json')))
-    env = {**os.environ, **environment(tmp_path, WORLD_SIZE='1', LOCAL_WORLD_SIZE='1'), 'PYTHONPATH': str(tmp_path)}
-    (tmp_path / 'torch').mkdir()
-    (tmp_path / 'torch/__init__.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n')
-    subprocess.run([sys.executable, '-c', code], env=env, check=False, stdout=subprocess.DEVNULL)
-    said = [entry['text'] for entry in json.loads((tmp_path / 'found.json').read_text())['findings']
-            if entry['level'] == 'red']
-    assert any('import torch ended the process with status -11' in text for text in said), said

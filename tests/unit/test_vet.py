@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from slingtorch.job import gather, meet, messages, pairs, records, vet
+from slingtorch.job import check, gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import raising
 from testbed.expected import expected
@@ -38,9 +38,6 @@ def test_one_slow_or_failing_gpu_is_named(best, says):
     wrong, figures = vet.judge({number: said(gpus=4) for number in range(6)}, 'nccl on 4 GPUs', found)
     assert wrong == {4: says}
     assert figures[0] == 40 and figures[4] in (30, 31)
-
-
-def test_what_starts_nowhere_is_wrong_everywhere():
     broken = {number: said(error='ImportError: libmkl.so') for number in range(6)}
     assert vet.judge(broken, '', {}) == (
         dict.fromkeys(range(6), 'fails: the backend does not start: ImportError: libmkl.so'), {})
@@ -210,11 +207,12 @@ def test_what_another_node_says_in_the_end(monkeypatch, answers, result):
     assert ends[:len(answers)] == [160, 117][:len(answers)] and ends[-1] == 'end'
 
 
-def test_an_ignored_sigchld_changes_nothing(monkeypatch):
-    monkeypatch.setattr(gather, 'guarded', lambda name, machine, function: (name, signal.getsignal(signal.SIGCHLD)))
+@pytest.mark.parametrize('program', [vet, check])
+def test_an_ignored_sigchld_changes_nothing(monkeypatch, program):
+    monkeypatch.setattr(gather, 'guarded', lambda name, *_: signal.getsignal(signal.SIGCHLD))
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert vet.main([]) == ('vet', signal.SIG_DFL)
+        assert program.main([]) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGCHLD, before)
 
