@@ -807,11 +807,12 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, monkeypatch, code, say
 def test_only_a_process_that_waits_for_others_may_last(monkeypatch, said, error):
     def run(pipe, *_):
         pipe.send({**said, 'over here': True})
+        pipe.send({'answer': pipe.recv()})
         pipe.recv()
 
     monkeypatch.setattr(probe, 'run', run)
     one = check.Probe(Machine({}), 60, [])
-    assert one.wait('over here', time.monotonic() + 60)
+    assert one.wait('over here', time.monotonic() + 60) and one.ask('answer', 60, 'word') == ('word', 60)
     assert one.result(time.monotonic()).get('error') == error
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 import types
 
 import pytest
@@ -174,61 +173,6 @@ def test_a_step_ends_after_its_time(monkeypatch, seconds, factor, ends):
     assert watch.over(Thread()) == ('the all_reduce of 64 kB did not end within %d s' % (9 * factor) if ends else '')
 
 
-@pytest.mark.parametrize('right', [True, False])
-def test_a_process_whose_trial_failed_brings_what_its_node_found(tmp_path, monkeypatch, right):
-    (tmp_path / 'torch').mkdir()
-    (tmp_path / 'torch/__init__.py').write_text('''
-class version:
-    cuda = hip = None
-class cuda:
-    is_available = lambda: False
-class Tensor(list):
-    def __iadd__(self, number):
-        return self
-    def item(self):
-        return 1
-    min = max = lambda self: self
-zeros = lambda count, device: Tensor()
-''')
-    (tmp_path / 'torch/utils').mkdir()
-    (tmp_path / 'torch/utils/data.py').write_text('')
-    (tmp_path / 'torch/distributed.py').write_text(f'''
-import time
-class TCPStore:
-    kept = {{'nodes': 1, 'come-1': b'{{"node": "n", "rank": 1, "ranks": 1}}'}}
-    def __init__(self, *words):
-        pass
-    def set_timeout(self, limit):
-        pass
-    def set(self, key, text):
-        self.kept[key] = text.encode()
-    def add(self, key, more):
-        self.kept[key] = self.kept.get(key, 0) + more
-        return self.kept[key]
-    def check(self, keys):
-        return all(key in self.kept for key in keys)
-    def multi_get(self, keys):
-        return [self.kept[key] for key in keys]
-PrefixStore = lambda name, store: store
-is_nccl_available = lambda: False
-init_process_group = lambda *words, **named: None
-def all_reduce(tensor):
-    assert {right}, "no network"
-''')
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, value in {'MASTER_ADDR': 'localhost', 'MASTER_PORT': '1', 'RANK': '0', 'WORLD_SIZE': '2',
-                        'LOCAL_WORLD_SIZE': '1'}.items():
-        monkeypatch.setenv(name, value)
-    one = check.Probe(Machine(), 60, [])
-    result = one.result(time.monotonic() + 60)
-    said = 'the all_reduce of one float failed: ' + ('RuntimeError: wrong values came: an all_reduce of ones over 2 '
-                                                     'ranks gave values from 1 to 1' if right else
-                                                     'AssertionError: no network')
-    assert result['error'] == said and not one.ended()
-    assert one.ask('reports', 5, [1]) == {}
-    assert one.end() == '-9'
-
-
 def of_process(monkeypatch, environ, **planted):
     """A Probe in this process, and what it says to its rank."""
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
@@ -266,7 +210,8 @@ def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, t
     assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
     assert one.result['facts'].get('address of gloo') == ('127.0.0.1 (lo)' if told else None)
     assert (one.result.get('network') == 'Socket') == told
-    assert (one.result.get('error') or '').endswith('failed: RuntimeError: NCCL error') == told
+    assert one.result.get('error') == (
+        'the rendezvous of one rank of each node failed: RuntimeError: NCCL error' if told else None)
 
 
 @pytest.mark.parametrize('told, rate, says', [
@@ -606,7 +551,8 @@ def test_every_element_of_an_all_reduce_is_compared(least, most, right):
     sizes = []
     watch = types.SimpleNamespace(enter=sizes.append)
     if right:
-        assert network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch) >= 0 and len(sizes) == 3
+        assert network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch) >= 0
+        assert sizes == ['the all_reduce of one float', 'the all_reduce of 64 kB', 'the all_reduce of 8 MB']
     else:
         with pytest.raises(RuntimeError, match='wrong values came: an all_reduce of ones over 2 ranks gave values from'):
             network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch)

@@ -181,17 +181,12 @@ def test_where_only_the_first_rank_has_room_ranks_meet_in_shm(tmp_path, monkeypa
     assert local.place.startswith('/dev/shm/') and not list(tmp_path.iterdir())
 
 
-def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
-    with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
-        gather.LocalRanks(environment(tmp_path))
-
-
-def test_a_full_directory_is_taken_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather, 'places', lambda environ: [str(tmp_path / 'full')])
-    monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: 'no room')
-    with pytest.raises(OSError, match='free space there'):
-        gather.LocalRanks(environment(tmp_path))
+def test_where_nothing_can_be_written_it_is_said_and_a_full_directory_is_taken_away(tmp_path, monkeypatch):
+    for places, trial in (['/proc/a/b', '/proc/c/d'], ''), ([str(tmp_path / 'full')], 'no room'):
+        monkeypatch.setattr(gather, 'places', lambda environ: places)
+        monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: trial)
+        with pytest.raises(OSError, match=f"cannot write to {' or '.join(places)} .*: free space there"):
+            gather.LocalRanks(environment(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -536,20 +531,28 @@ def test_a_node_reports_and_hears_the_verdict():
     assert one.store.kept['report-5'] == b'{"a": 1}' and one.store.kept['heard'] == 1
 
 
-def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_says(monkeypatch):
-    monkeypatch.setattr(meet.Machine, 'read', lambda *_: '32768\t60999')
-    with socket.socket() as closed:
-        closed.bind(('127.0.0.1', 0))
-        port = str(closed.getsockname()[1])
-        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}, 'no store')
-    assert said == (f'no connection to MASTER_ADDR=127.0.0.1, MASTER_PORT={port} (127.0.0.1, from 127.0.0.1 (lo): Connection refused). '
-                    'On this node, 127.0.0.1 is a loopback address: see its /etc/hosts [no store]')
+LOOPBACK = 'On this node, 127.0.0.1 is a loopback address: see its /etc/hosts'
 
 
-def test_a_program_that_answers_at_the_port_is_said():
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
-    assert "something answers there, but not as PyTorch's store does" in said
+@pytest.mark.parametrize('answers, ports, address, text, says', [
+    (False, '32768\t60999', '127.0.0.1', 'no store', f'127.0.0.1 (lo): Connection refused). {LOOPBACK} [no store]'),
+    (True, '32768\t60999', '127.0.0.1', '', f"127.0.0.1 (lo): something answers there, but not as PyTorch's store does). {LOOPBACK}"),
+    (False, '12000\t60999', '127.0.0.1', '', f'127.0.0.1 (lo): Connection refused). {LOOPBACK}. conda-python-distributed derives '
+     'MASTER_PORT from ip_local_port_range, which is 12000 60999 here'),
+    (False, '32768\t60999', None, '', 'it has no address here: no such name)'),
+])
+def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_says(monkeypatch, answers, ports, address, text, says):
+    monkeypatch.setattr(meet.Machine, 'read', lambda *_: ports)
+    if not address:
+        monkeypatch.setattr(network, 'addresses', raising(OSError('no such name')))
+    with socket.socket() as own:
+        own.bind(('127.0.0.1', 0))
+        if answers:
+            own.listen()
+        environ = {'MASTER_ADDR': address or 'nx', 'MASTER_PORT': str(own.getsockname()[1])}
+        said = meet.why_not(environ, text)
+    asked = '{MASTER_ADDR}, MASTER_PORT={MASTER_PORT} ('.format(**environ)
+    assert said == f'no connection to MASTER_ADDR={asked}' + f'{address}, from ' * bool(address) + says
 
 
 @pytest.mark.parametrize('error, says', [(socket.timeout('timed out'), 'no answer'), (OverflowError('port must be 0-65535.'), 'port must be 0-65535.')])
@@ -570,20 +573,8 @@ def test_how_long_the_name_of_an_address_is_looked_up(monkeypatch, address, aske
     assert meet.look_up('n1') == 7 and said == [((asked, 9, 0, 0), 0)]
 
 
-def test_a_name_without_an_address_is_said(monkeypatch):
-    monkeypatch.setattr(network, 'addresses', raising(OSError('no such name')))
-    said = meet.why_not({'MASTER_ADDR': 'nx', 'MASTER_PORT': '1'})
-    assert said.startswith('no connection to MASTER_ADDR=nx, MASTER_PORT=1 (it has no address here: no such name)') and 'loopback' not in said
-
-
 def test_ipv6_alone():
     assert meet.attempt('::1', 1).startswith('::1') and network.is_loopback('::1') and meet.look_up('::1') < 600
-
-
-def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
-    monkeypatch.setattr(meet.Machine, 'read', lambda *_: '12000\t60999')
-    said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
-    assert said.endswith('. conda-python-distributed derives MASTER_PORT from ip_local_port_range, which is 12000 60999 here')
 
 
 # --- messages
