@@ -1016,33 +1016,14 @@ def test_what_would_end_the_check_itself_is_said_by_the_runscript(tmp_path, befo
     assert done.returncode == 1 and says in done.stderr and done.stderr.count('\n') == 1
 
 
-@pytest.mark.parametrize('status, trained', [(0, True), (1, False)])
-def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, trained):
+def test_no_training_starts_after_a_check_that_fails(tmp_path):
     python = tmp_path / 'python'
-    python.write_text('#!/bin/bash\necho "$@"\n[[ $2/$3 != */lib/job/check ]] || exit %d\n' % status)
+    python.write_text('#!/bin/bash\necho "$@"\n[[ $2/$3 != */lib/job/check ]]\n')
     python.chmod(0o755)
     for args in (['train.py', '--epochs', '1'], []):
-        env = {'PATH': '%s:/usr/bin:/bin' % tmp_path, 'TMPDIR': str(tmp_path)}
-        done = subprocess.run([ROOT / 'runscripts/conda-python-distributed', '--check', *args], text=True,
-                              stdout=subprocess.PIPE, env=env)
-        assert done.returncode == (status if not (args and trained) else 0)
-        lines = done.stdout.splitlines()
-        assert re.match(r'-B \S+/lib/job check( --stderr -- train.py --epochs 1)?$', lines[0])
-        assert lines[1:] == (['train.py --epochs 1'] if args and trained else [])
-
-
-@pytest.mark.parametrize('args', [['train.py'], []])
-def test_the_check_has_the_launchers_local_rank_and_the_training_the_users(tmp_path, args):
-    python = tmp_path / 'python'
-    python.write_text('#!/bin/bash\necho "$2 $LOCAL_RANK/$LOCAL_WORLD_SIZE"\n')
-    python.chmod(0o755)
-    env = {'PATH': '%s:/usr/bin:/bin' % tmp_path, 'TMPDIR': str(tmp_path), 'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0',
-           'SLURM_PROCID': '3', 'SLURM_LOCALID': '3', 'SLURM_NODEID': '0', 'SLURM_STEP_NUM_TASKS': '4',
-           'SLURM_STEP_TASKS_PER_NODE': '4', 'SLURM_STEP_NODELIST': 'n1', 'LOCAL_RANK': '0'}
-    done = subprocess.run([ROOT / 'runscripts/conda-python-distributed', '--check', *args], text=True, check=True,
-                          stdout=subprocess.PIPE, env=env)
-    seen = done.stdout.splitlines()
-    assert seen[0].endswith('/lib/job 3/4') and seen[1:] == ([' 0/4'] if args else [])
+        done = subprocess.run([ROOT / 'runscripts/conda-python-distributed', '--check', *args], text=True, check=False,
+                              stdout=subprocess.PIPE, env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'TMPDIR': str(tmp_path)})
+        assert (done.returncode, done.stdout.count('\n')) == (1, 1)
 
 
 @pytest.mark.parametrize('text', ['abc', 'nan', '1e400', '-1', '0', '99999999', '\u0663'])
