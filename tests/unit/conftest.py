@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from slingtorch.job import findings
 from testbed import ROOT
 from testbed.expected import EXPECTED
 
@@ -24,8 +23,9 @@ VARIES = (r'(?<=MASTER_PORT=)\d+', r'(?<=PORT differs: )\d+', r'(?<=this Python 
 def whole_findings(monkeypatch, tmp_path):
     """Level, name, text and remedy of each finding must be a line of tests/expected/check-findings.
 
-    UPDATE_EXPECTED=1 adds the lines that are not there; :return: a set, for lines from other processes
+    UPDATE_EXPECTED=1 adds the lines that are not there.
     """
+    from slingtorch.job import findings     # not before the checkout is chosen (tests/conftest.py)
     said, add = set(), findings.Report.add
 
     def recorded(report, level, name, text, remedy='', ranks=None):
@@ -34,8 +34,8 @@ def whole_findings(monkeypatch, tmp_path):
         add(report, level, name, text, remedy, ranks)
 
     monkeypatch.setattr(findings.Report, 'add', recorded)
-    yield said
-    for part, word in ((str(tmp_path), 'TMP'), (str(ROOT), 'ROOT'), (sys.executable, 'PYTHON')):
+    yield
+    for part, word in ((str(tmp_path), 'TMP'), (sys.executable, 'PYTHON'), (str(ROOT), 'ROOT')):
         said = {line.replace(part, word) for line in said}
     said = {re.sub('|'.join(VARIES), 'N', line) for line in said}
     path = EXPECTED / 'check-findings'
