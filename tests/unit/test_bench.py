@@ -20,12 +20,8 @@ import pytest
 from slingtorch import cli, sites
 from slingtorch.job import bench as measuring
 from slingtorch.job import records, vet
-from slingtorch.job.machine import Machine
 from testbed import raising
 from testbed.expected import expected
-
-GIB = 2 ** 30
-
 
 # --- figures
 
@@ -48,14 +44,6 @@ def test_all_operations_are_known_and_mpi_gathers_into_lists():
     assert measuring.operations_of(dist, 'nccl', 1, 4)['all_gather'].run is dist.all_gather_single
 
 
-@pytest.mark.parametrize('operation,factor', [
-    ('all_reduce', 1.5), ('all_gather', 0.75), ('reduce_scatter', 0.75), ('all_to_all', 0.75), ('broadcast', 1),
-    ('send_receive', 1),
-])
-def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
-    assert operations(4, 0)[operation].bus_factor == factor
-
-
 @pytest.mark.parametrize('text,size', [('512', 512), ('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
 def test_sizes_are_read(text, size):
     assert records.parse_size(text) == size
@@ -68,12 +56,13 @@ def test_what_is_no_size_is_refused(text):
         records.parse_size(text)
 
 
-@pytest.mark.parametrize('operation,received', [
-    ('all_reduce', [6]), ('reduce_scatter', [6]), ('broadcast', [1]), ('send_receive', [2]),
-    ('all_gather', [1, 2, 3]), ('all_to_all', [1, 2, 3]),
+@pytest.mark.parametrize('operation, factor, received', [
+    ('all_reduce', 1.5, [6]), ('reduce_scatter', 0.75, [6]), ('broadcast', 1, [1]), ('send_receive', 1, [2]),
+    ('all_gather', 0.75, [1, 2, 3]), ('all_to_all', 0.75, [1, 2, 3]),
 ])
-def test_expected_values_are_those_of_the_operation(operation, received):
-    """Of the last of three ranks, which send 1, 2 and 3."""
+def test_bus_bandwidth_is_that_of_nccl_tests_and_values_are_those_of_the_operation(operation, factor, received):
+    """The bandwidth of four ranks, and the values of the last of three ranks, which send 1, 2 and 3."""
+    assert operations(4, 0)[operation].bus_factor == factor
     found = operations(3, 2)[operation]
     assert found.expected == received and (found.receives or found.sends) % len(received) == 0
     assert operations(130, 2)['all_gather'].expected == [*range(1, 128), 1, 2, 3]
@@ -90,76 +79,6 @@ def test_options_that_cannot_be(words, capsys):
 def test_sums_of_many_ranks_are_exact_in_a_float32():
     total = float(100000 * measuring.VALUES)
     assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1
-
-
-# --- the machine
-
-@pytest.fixture
-def root(tmp_path):
-    """Function that writes files below a directory that stands for /; it returns the directory."""
-    def write(**files):
-        for name, text in files.items():
-            path = tmp_path / name.replace('__', '/')
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return str(tmp_path)
-    return write
-
-
-MEMINFO = {'proc__meminfo': 'MemTotal: 100 kB\nMemAvailable:   16777216 kB\n'}
-
-
-def test_free_memory_is_what_the_kernel_says(root):
-    directory = root(proc__self__cgroup='0::/\n', **MEMINFO)
-    assert Machine({}, directory).free_memory() == (16 * GIB, None, '')
-
-
-def test_the_cgroup_of_the_job_is_the_limit(root):
-    """Version 2; the limit is two levels up, and cached files count as free."""
-    directory = root(proc__self__cgroup='0::/slurm/job_1/step_0\n', **MEMINFO)
-    root(**{'sys__fs__cgroup__slurm__job_1__' + name: text for name, text in {
-        'memory.max': str(8 * GIB), 'memory.current': str(3 * GIB), 'memory.stat': 'anon 5\ninactive_file %d\n' % GIB,
-    }.items()})
-    root(**{'sys__fs__cgroup__slurm__job_1__step_0__memory.max': 'max\n'})
-    free, limit, file = Machine({}, directory).free_memory()
-    assert (free, limit) == (6 * GIB, 8 * GIB) and 'job_1/memory.max' in file
-
-
-def test_a_cgroup_of_version_1(root):
-    root(proc__self__cgroup='4:memory:/job\n3:cpu:/job\n', **MEMINFO)
-    free, limit, file = Machine({}, root(**{
-        'sys__fs__cgroup__memory__job__memory.limit_in_bytes': str(2 * GIB),
-        'sys__fs__cgroup__memory__job__memory.usage_in_bytes': str(GIB),
-    })).free_memory()
-    assert (free, limit) == (GIB, 2 * GIB) and 'limit_in_bytes' in file
-
-
-def test_line_rate_of_slingshot(root):
-    """Four interfaces of 200 Gb/s; Ethernet for management is not counted."""
-    for number in range(4):
-        root(**{'sys__class__cxi__cxi%d__device__net__hsn%d__speed' % (number, number): ''})
-        root(**{'sys__class__net__hsn%d__%s' % (number, name): text
-                for name, text in (('speed', '200000\n'), ('operstate', 'up'), ('device__x', ''))})
-    directory = root(**{'sys__class__net__eth0__' + name: text
-                        for name, text in (('speed', '10000'), ('operstate', 'up'), ('device__x', ''))})
-    assert Machine({}, directory).line_rates() == {'hsn%d' % number: 25.0 for number in range(4)}
-
-
-def test_line_rate_of_infiniband(root):
-    port = 'sys__class__infiniband__mlx5_%d__ports__1__'
-    root(**{port % 0 + 'rate': '200 Gb/sec (4X HDR)', port % 0 + 'state': '4: ACTIVE'})
-    directory = root(**{port % 1 + 'rate': '10 Gb/sec (4X SDR)', port % 1 + 'state': '1: DOWN'})
-    assert Machine({}, directory).line_rates() == {'mlx5_0:1': 25.0}
-
-
-def test_line_rate_of_ethernet_and_of_none(root):
-    """A virtual interface, one that is down and one that does not know (-1) say nothing."""
-    for name, speed, state, device in (('eth0', '10000', 'up', True), ('lo', '5', 'up', False),
-                                       ('eth1', '40000', 'down', True), ('eth2', '-1', 'up', True)):
-        directory = root(**{'sys__class__net__%s__%s' % (name, key): text
-                            for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
-    assert Machine({}, directory).line_rates() == {'eth0': 1.25}
-    assert Machine({}, directory + '/nowhere').line_rates() == {}
 
 
 # --- in the job
@@ -352,10 +271,14 @@ def said(capsys, *args):
     return (status, *capsys.readouterr())
 
 
-def test_tables_of_a_file(capsys, files):
-    status, out, _ = said(capsys, files())
-    expected(out, 'bench/table')
-    assert status == 0
+def test_tables_of_files(capsys, files):
+    """Wrong values and an early end are said."""
+    good, text, _ = said(capsys, files())
+    rows = [row('mpi', 'broadcast', 2 ** 20, 5, wrong=12), row('mpi', 'broadcast', 2 ** 21, 5)]
+    bad, out, _ = said(capsys, files(results=rows, complete=False, nodes=1, line_rates={}, notes=[], networks={}))
+    expected(text + out, 'bench/table')
+    assert (good, bad) == (0, 1)
+    assert said(capsys, files(complete=False))[0] == said(capsys, files(results=rows))[0] == 1
 
 
 @pytest.mark.parametrize('text, says', [
@@ -379,24 +302,6 @@ def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
     assert re.fullmatch(re.escape(f"slingtorch: error: [Errno 2] No such file or directory: '{path}'\n") if says is None else
                         rf"slingtorch: error: {path} is not a result of bench \({says}\): give the file that '--bench --json "
                         r"FILE' of this slingtorch wrote\n", err)
-
-
-def test_wrong_values_and_an_early_end_are_said(capsys, files):
-    rows = [row('mpi', 'broadcast', 2 ** 20, 5, wrong=12), row('mpi', 'broadcast', 2 ** 21, 5)]
-    status, out, _ = said(capsys, files(results=rows, complete=False, nodes=1, line_rates={}, notes=[], networks={}))
-    assert status == 1 and out == """\
-slingtorch bench: 16 ranks, 8 per node, nodes: 1; PyTorch 2.10.0+rocm7.1; 2026-11-22 18:30
-  nccl 2.27.3
-  line rate of a node: unknown (no network card reports it in /sys)
-
-backend  operation            size       time algorithm GB/s   bus GB/s of line rate    wrong
-mpi      broadcast           1 MiB     210 us            2.5          5            -       12
-mpi      broadcast           2 MiB     419 us            2.5          5            -        0
-
-WRONG VALUES: mpi, broadcast of 1 MiB: 12, first on rank 3 on nid000002
-INCOMPLETE: the job ended before everything was measured
-"""
-    assert said(capsys, files(complete=False))[0] == said(capsys, files(results=rows))[0] == 1
 
 
 # --- the verdict
@@ -449,23 +354,17 @@ REASON = ("look for the reason: the network in the lines above (with TCP or Sock
           "NCCL_* and FI_* (slingtorch sites test), other jobs on the same nodes")
 
 
-@pytest.mark.parametrize('bus, wrong, status, says', [
-    (81, 0, 0, ['good: %s: 81 GB/s, 0.95 of the reference 85 (tolerance 0.05; a report)']),
-    (80, 0, 1, ['TOO SLOW: %s: 80 GB/s, 0.94 of the reference 85 (tolerance 0.05; a report)', REASON]),
-    (99, 1, 1, ['WRONG VALUES: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)', REASON])])
-def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, status, says):
+@pytest.mark.parametrize('bus, wrong, complete, status, says', [
+    (81, 0, True, 0, ['good: %s: 81 GB/s, 0.95 of the reference 85 (tolerance 0.05; a report)']),
+    (80, 0, True, 1, ['TOO SLOW: %s: 80 GB/s, 0.94 of the reference 85 (tolerance 0.05; a report)', REASON]),
+    (99, 1, True, 1, ['WRONG VALUES: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)', REASON]),
+    (99, 0, False, 1, ['good: %s: 99 GB/s, 1.16 of the reference 85 (tolerance 0.05; a report)'])])
+def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, complete, status, says):
     """Each reference is compared; that one cannot be does not change the verdict."""
     site(SITE + REFERENCE + REFERENCE.replace('two_nodes', 'four_nodes').replace('nodes = 2', 'nodes = 4'))
-    path = files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)])
+    path = files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)], complete=complete)
     other = 'not compared: nccl, all_reduce of 128 MiB on 4 x 8 ranks; this was 2 x 8 ranks'
     assert verdict(capsys, path) == (status, [says[0] % ALL_REDUCE, other, *says[1:]])
-
-
-def test_what_is_not_complete_is_not_good(capsys, files, site):
-    site(SITE + REFERENCE)
-    status, lines = verdict(capsys, files(complete=False))
-    assert status == 1 and lines == [
-        f'good: {ALL_REDUCE}: 87.27 GB/s, 1.03 of the reference 85 (tolerance 0.05; a report)']
 
 
 @pytest.mark.parametrize('changes, says', [

@@ -49,6 +49,9 @@ def wrong(name, value):
     ('OFI_NCCL_DISABLE_DMABUF', 'TRUE'), ('OFI_NCCL_DISABLE_DMABUF', '1'), ('OFI_NCCL_PROTOCOL', 'rdma'),
     ('RCCL_LOG_LEVEL', '3'),
     ('HSA_ENABLE_SRAMECC', '0'), ('MIOPEN_DEBUG_CONV_WINOGRAD', 'no'), ('MPICH_SHARED_MEM_COLL_OPT', '1'),
+    ('hsa_tomorrow', '1'), ('fi_provider', 'cxi'), ('NCCL_DEBUG', 'INFO'),
+    ('NCCL_IB_TC', '106 '), ('FI_CXI_RDZV_THRESHOLD', ' 16384 '),   # strtol(3) reads them
+    ('NCCL_IB_TC', ''), ('RCCL_IB_QPS_PER_P2P', ''),                # ncclLoadParam: as if not set
 ])
 def test_right_as_upstream_says(name, value):
     assert found(name, value) == []
@@ -75,11 +78,14 @@ def test_right_as_upstream_says(name, value):
     ('OFI_NCCL_DISABLE_DMABUF', '1x', 'not one of'),            # and nothing may follow a number
     ('MIOPEN_DISABLE_CACHE', 'y', 'not one of'),
     ('HSA_XNACK', 'true', 'not one of 0, 1'),
+    ('NCCL_DEBUG', 'INFO ', 'begins or ends with a space'), ('FI_CXI_ODP', '1 ', 'begins or ends with a space'),
+    ('NCCL_IB_TC', 'x ', 'is not a whole number'), ('NCCL_SOCKET_FAMILY', '', 'is empty'),
+    ('FI_CXI_RDZV_THRESHOLD', '', 'is empty'), ('FI_CXI_ODP', '', 'is empty'),
 ])
 def test_wrong_as_upstream_says(name, value, says):
     assert says in wrong(name, value)
-    [(_, text)] = found(name, value)
-    assert name in text
+    [(level, text)] = found(name, value)
+    assert level == 'yellow' and text.startswith(f'{name}={value!r} {wrong(name, value)}')
 
 
 @pytest.mark.parametrize('name, meant', [

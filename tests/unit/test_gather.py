@@ -181,17 +181,12 @@ def test_where_only_the_first_rank_has_room_ranks_meet_in_shm(tmp_path, monkeypa
     assert local.place.startswith('/dev/shm/') and not list(tmp_path.iterdir())
 
 
-def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
-    with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
-        gather.LocalRanks(environment(tmp_path))
-
-
-def test_a_full_directory_is_taken_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather, 'places', lambda environ: [str(tmp_path / 'full')])
-    monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: 'no room')
-    with pytest.raises(OSError, match='free space there'):
-        gather.LocalRanks(environment(tmp_path))
+def test_where_nothing_can_be_written_it_is_said_and_a_full_directory_is_taken_away(tmp_path, monkeypatch):
+    for places, trial in (['/proc/a/b', '/proc/c/d'], ''), ([str(tmp_path / 'full')], 'no room'):
+        monkeypatch.setattr(gather, 'places', lambda environ: places)
+        monkeypatch.setattr(gather.limits, 'write_trial', lambda place, size: trial)
+        with pytest.raises(OSError, match=f"cannot write to {' or '.join(places)} .*: free space there"):
+            gather.LocalRanks(environment(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -236,6 +231,16 @@ def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tm
     for local in locals_:
         local.look()
     assert [bool(local.reports) for local in locals_] == [True, False]
+
+
+def test_ranks_of_one_mpirun_in_a_job_of_slurm_know_each_other():
+    # Open MPI 4.1 on the batch node and on another one, whose daemon srun started (seen)
+    first = {'SLURM_JOB_ID': '7', 'MASTER_PORT': '10740', 'SLINGTORCH_LAUNCHER': 'openmpi'}
+    assert gather.places(first) == gather.places({**first, 'SLURM_STEP_ID': '0', 'SLURMD_NODENAME': 'second'})
+    assert gather.places(first) != gather.places({**first, 'MASTER_PORT': '10741'})
+    steps = [{**first, 'SLINGTORCH_LAUNCHER': 'slurm', 'SLURM_STEP_ID': number} for number in '01']
+    assert gather.places(steps[0]) != gather.places(steps[1])
+    assert gather.places(steps[0]) == gather.places({**steps[0], 'MASTER_PORT': '1'})
 
 
 def test_a_second_first_rank_is_refused(first, tmp_path):
@@ -526,14 +531,7 @@ def test_a_node_reports_and_hears_the_verdict():
     assert one.store.kept['report-5'] == b'{"a": 1}' and one.store.kept['heard'] == 1
 
 
-def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_says(monkeypatch):
-    monkeypatch.setattr(meet.Machine, 'read', lambda *_: '32768\t60999')
-    with socket.socket() as closed:
-        closed.bind(('127.0.0.1', 0))
-        port = str(closed.getsockname()[1])
-        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}, 'no store')
-    assert said == (f'no connection to MASTER_ADDR=127.0.0.1, MASTER_PORT={port} (127.0.0.1, from 127.0.0.1 (lo): Connection refused). '
-                    'On this node, 127.0.0.1 is a loopback address: see its /etc/hosts [no store]')
+LOOPBACK = 'On this node, 127.0.0.1 is a loopback address: see its /etc/hosts'
 
 
 @pytest.mark.parametrize('rank, source, says', [('2', '127.0.0.1', True), ('0', '127.0.0.1', False), ('2', '10.0.0.9', False)])
@@ -544,10 +542,25 @@ def test_a_node_that_is_itself_named_as_the_one_of_rank_0_says_so(monkeypatch, r
     assert ('MASTER_ADDR is this node, but rank 0 is on another one' in said) == says
 
 
-def test_a_program_that_answers_at_the_port_is_said():
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
-    assert "something answers there, but not as PyTorch's store does" in said
+@pytest.mark.parametrize('answers, ports, address, text, says', [
+    (False, '32768\t60999', '127.0.0.1', 'no store', f'127.0.0.1 (lo): Connection refused). {LOOPBACK} [no store]'),
+    (True, '32768\t60999', '127.0.0.1', '', f"127.0.0.1 (lo): something answers there, but not as PyTorch's store does). {LOOPBACK}"),
+    (False, '12000\t60999', '127.0.0.1', '', f'127.0.0.1 (lo): Connection refused). {LOOPBACK}. conda-python-distributed derives '
+     'MASTER_PORT from ip_local_port_range, which is 12000 60999 here'),
+    (False, '32768\t60999', None, '', 'it has no address here: no such name)'),
+])
+def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_says(monkeypatch, answers, ports, address, text, says):
+    monkeypatch.setattr(meet.Machine, 'read', lambda *_: ports)
+    if not address:
+        monkeypatch.setattr(network, 'addresses', raising(OSError('no such name')))
+    with socket.socket() as own:
+        own.bind(('127.0.0.1', 0))
+        if answers:
+            own.listen()
+        environ = {'MASTER_ADDR': address or 'nx', 'MASTER_PORT': str(own.getsockname()[1])}
+        said = meet.why_not(environ, text)
+    asked = '{MASTER_ADDR}, MASTER_PORT={MASTER_PORT} ('.format(**environ)
+    assert said == f'no connection to MASTER_ADDR={asked}' + f'{address}, from ' * bool(address) + says
 
 
 @pytest.mark.parametrize('error, says', [(socket.timeout('timed out'), 'no answer'), (OverflowError('port must be 0-65535.'), 'port must be 0-65535.')])
@@ -568,20 +581,8 @@ def test_how_long_the_name_of_an_address_is_looked_up(monkeypatch, address, aske
     assert meet.look_up('n1') == 7 and said == [((asked, 9, 0, 0), 0)]
 
 
-def test_a_name_without_an_address_is_said(monkeypatch):
-    monkeypatch.setattr(network, 'addresses', raising(OSError('no such name')))
-    said = meet.why_not({'MASTER_ADDR': 'nx', 'MASTER_PORT': '1'})
-    assert said.startswith('no connection to MASTER_ADDR=nx, MASTER_PORT=1 (it has no address here: no such name)') and 'loopback' not in said
-
-
 def test_ipv6_alone():
     assert meet.attempt('::1', 1).startswith('::1') and network.is_loopback('::1') and meet.look_up('::1') < 600
-
-
-def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
-    monkeypatch.setattr(meet.Machine, 'read', lambda *_: '12000\t60999')
-    said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
-    assert said.endswith('. conda-python-distributed derives MASTER_PORT from ip_local_port_range, which is 12000 60999 here')
 
 
 # --- messages
@@ -646,25 +647,6 @@ def test_what_a_child_started_ends_with_it_and_it_ends_with_its_rank():
     os.close(theirs)
 
 
-def test_what_a_child_prints_is_dropped(capfd):
-    def talk(pipe):
-        os.write(1, b'out')
-        os.write(2, ('x' * 999).encode())
-        assert not os.read(0, 9)
-    child = messages.Child(talk)
-    assert messages.until(child.ended, time.monotonic() + 60) and child.end() == '117: ' + 'x' * 600
-    assert capfd.readouterr() == ('', '')
-
-
-def test_a_report_that_would_be_too_long_leaves_facts_out():
-    one = findings.Report(0)
-    one.add('red', 'cores', 'a finding')
-    for number in range(1000):
-        one.fact('env A', '%d %s' % (number, 'x' * 1000))
-    thing = one.dump()
-    assert len(messages.dump(thing)) <= messages.MOST // 2 and findings.Report.load(thing, 1).having('red', 'cores')
-
-
 def test_a_hundred_thousand_ranks_have_a_header():
     from slingtorch.job import check
     one = findings.Report()
@@ -690,19 +672,3 @@ def test_what_stdout_cannot_show_is_no_traceback(tmp_path, encoding, shown):
     assert (done.returncode, done.stderr) == (1, b'')
     printed = ' '.join(done.stdout.decode().split())
     assert shown in printed and "NCCL_ALGO='\\udcff'" in printed
-
-
-# --- signals
-
-
-def test_an_ignored_sigchld_changes_nothing(tmp_path):
-    code = ('import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n'
-            'import os; os.execv(%r, [%r, "-B", %r, "check", "--json", %r])' % (
-                sys.executable, sys.executable, str(ROOT / 'slingtorch/job'), str(tmp_path / 'found.json')))
-    env = {**os.environ, **environment(tmp_path, WORLD_SIZE='1', LOCAL_WORLD_SIZE='1'), 'PYTHONPATH': str(tmp_path)}
-    (tmp_path / 'torch').mkdir()
-    (tmp_path / 'torch/__init__.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n')
-    subprocess.run([sys.executable, '-c', code], env=env, check=False, stdout=subprocess.DEVNULL)
-    said = [entry['text'] for entry in json.loads((tmp_path / 'found.json').read_text())['findings']
-            if entry['level'] == 'red']
-    assert any('import torch ended the process with status -11' in text for text in said), said

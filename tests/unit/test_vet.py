@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from slingtorch.job import gather, meet, messages, pairs, records, vet
+from slingtorch.job import check, gather, meet, messages, pairs, records, vet
 from slingtorch.job.machine import Machine
 from testbed import raising
 from testbed.expected import expected
@@ -38,9 +38,6 @@ def test_one_slow_or_failing_gpu_is_named(best, says):
     wrong, figures = vet.judge({number: said(gpus=4) for number in range(6)}, 'nccl on 4 GPUs', found)
     assert wrong == {4: says}
     assert figures[0] == 40 and figures[4] in (30, 31)
-
-
-def test_what_starts_nowhere_is_wrong_everywhere():
     broken = {number: said(error='ImportError: libmkl.so') for number in range(6)}
     assert vet.judge(broken, '', {}) == (
         dict.fromkeys(range(6), 'fails: the backend does not start: ImportError: libmkl.so'), {})
@@ -210,11 +207,12 @@ def test_what_another_node_says_in_the_end(monkeypatch, answers, result):
     assert ends[:len(answers)] == [160, 117][:len(answers)] and ends[-1] == 'end'
 
 
-def test_an_ignored_sigchld_changes_nothing(monkeypatch):
-    monkeypatch.setattr(gather, 'guarded', lambda name, machine, function: (name, signal.getsignal(signal.SIGCHLD)))
+@pytest.mark.parametrize('program', [vet, check])
+def test_an_ignored_sigchld_changes_nothing(monkeypatch, program):
+    monkeypatch.setattr(gather, 'guarded', lambda name, *_: signal.getsignal(signal.SIGCHLD))
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert vet.main([]) == ('vet', signal.SIG_DFL)
+        assert program.main([]) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -333,18 +331,14 @@ def test_lists_are_written_whole_or_not_at_all(tmp_path):
     assert {str(path): path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, 'n1\n')
 
 
-@pytest.mark.parametrize('text', ['nccl', 'nccl=fast', 'ncl=80', 'gloo=nan', 'gloo=-1', 'gloo=2.5x'])
-def test_a_reference_that_would_compare_nothing_is_refused(text, capsys):
+@pytest.mark.parametrize('option, text, says', [
+    *(('reference', text, f"'{text}' is not a reference: write nccl=80 or gloo=2.5")
+      for text in ('nccl', 'nccl=fast', 'ncl=80', 'gloo=nan', 'gloo=-1', 'gloo=2.5x')),
+    *(('rounds', text, f'vet: error: --rounds {text} is not a positive number') for text in ('0', '-1'))])
+def test_what_would_compare_nothing_is_refused(option, text, says, capsys):
     with pytest.raises(SystemExit):
-        vet.main(['--reference', text])
-    assert f"'{text}' is not a reference: write nccl=80 or gloo=2.5\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('count', ['0', '-1'])
-def test_no_round_is_no_verdict(count, capsys):
-    with pytest.raises(SystemExit):
-        vet.main(['--rounds', count])
-    assert f'vet: error: --rounds {count} is not a positive number\n' in capsys.readouterr().err
+        vet.main([f'--{option}', text])
+    assert capsys.readouterr().err.endswith(f'{says}\n')
 
 
 @pytest.mark.parametrize('rank', [0, 1])
