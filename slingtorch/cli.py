@@ -154,6 +154,18 @@ def check_destination(options: Any, syntax: str) -> None:
         raise CliError("EasyBuild would install into %s, but this path is too long: EasyBuild names lock files after "
                        "it. Use a path of at most %d bytes: export EASYBUILD_PREFIX=DIRECTORY"
                        % (software, LONGEST_PATH))
+    paths = [software, modules_directory(options), options.buildpath]
+    paths += options.sourcepath.split(':') + options.repositorypath[:1]
+    for path in filter(None, paths):
+        closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
+        try:
+            os.stat(path)
+        except OSError as err:
+            closed = isinstance(err, PermissionError)
+        if closed:
+            raise CliError("EasyBuild is configured to use the directory %s, but you may not enter or read it. Use "
+                           "another one ('eb --show-config' shows the setting), or ask its owner for access (chmod "
+                           "u+rwx)." % path)
 
 
 def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:

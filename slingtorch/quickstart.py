@@ -64,7 +64,7 @@ def claim(path: str) -> Tuple[str, int]:
                               "only%s" % (path, bad and ", and this one has: " + ' '.join(map(repr, bad)) or ''),
                               another)
     try:
-        os.makedirs(prefix, exist_ok=True)
+        os.makedirs(prefix, mode=0o755, exist_ok=True)     # a umask of 002 would let the group write
         names, status = sorted(os.listdir(prefix)), os.stat(prefix)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise QuickstartError("%s belongs to another user, or others may write to it" % prefix, another)

@@ -63,7 +63,7 @@ class Store:
             self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None,
                       master and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True',
                       datetime.timedelta(seconds=seconds), False))     # type: Any
-        self.count('here')
+        self.call(self.store.num_keys)     # whether it answers; no key that others could write
         if master:
             self.share_secret()
 

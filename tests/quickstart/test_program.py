@@ -37,8 +37,12 @@ def fake_command(directory, name, text):
 
 def test_new_empty_and_own_directories_are_taken(tmp_path):
     (tmp_path / 'empty').mkdir()
-    for name in ('empty', 'new/deep', 'new/deep'):
-        assert claim(tmp_path / name) == str(tmp_path / name)
+    before = os.umask(0o002)    # as users of a group of their own have it
+    try:
+        for name in ('empty', 'new/deep', 'new/deep'):
+            assert claim(tmp_path / name) == str(tmp_path / name)
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize('spoil, words', [

@@ -212,6 +212,8 @@ class TCPStore:
         pass
     def set(self, key, text):
         self.kept[key] = text.encode()
+    def num_keys(self):
+        return len(self.kept)
     def add(self, key, more):
         self.kept[key] = self.kept.get(key, 0) + more
         return self.kept[key]

@@ -314,6 +314,18 @@ def test_closed_output(environ, where):
     assert ('export SLINGTORCH_SITE=' in done.stdout) is ('>&-' not in where.replace('2>&-', ''))
 
 
+def test_destination_that_may_not_be_entered(environ, tmp_path):
+    """eb would end in a traceback."""
+    closed = tmp_path / 'closed'
+    closed.mkdir(mode=0)
+    caps = '-dac_override,-dac_read_search'
+    words = ['setpriv', f'--bounding-set={caps}', f'--inh-caps={caps}'] if os.geteuid() == 0 else []
+    done = subprocess.run([*words, sys.executable, '-m', 'slingtorch', 'env'], capture_output=True, text=True,
+                          env=dict(environ, EASYBUILD_PREFIX=str(closed / 'easybuild')))
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert "the directory %s/easybuild/software, but you may not enter" % closed in done.stderr
+
+
 @pytest.mark.parametrize('syntax, refused, taken', [
     ('Lua', ':$%"`\\*?[\n', " ,;'(){}&#!"), ('Tcl', ':$%"`\\*?[\n ;{}', ",'()#!~")])
 def test_characters_of_a_destination(syntax, refused, taken):

@@ -1132,6 +1132,8 @@ def test_no_python(job, script):
         (tools / tool).symlink_to(shutil.which(tool))
     path = {"PATH": f"{job.bin}:{tools}"}
     assert "no 'python' in PATH=" in job.error(path, 127, script=script)
+    job.python("#!/bin/sh\n", "python3")
+    assert "PATH has 'python3' but no 'python'" in job.error(path, 127, script=script)
 
 
 @pytest.mark.parametrize("script", NAMES[:2])
