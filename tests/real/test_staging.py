@@ -21,7 +21,8 @@ START = ROOT / 'runscripts/conda-python-distributed'
 def run(command, env, **more):
     """A start whose messages are known."""
     done = run_any(command, env=env, **more)
-    messages.known(done.stderr, env.get('SLINGTORCH_STAGE_DIR', '-'), env.get('VIRTUAL_ENV', '-'))
+    stage = env.get('SLINGTORCH_STAGE_DIR', '-').replace('%u', env.get('USER', ''))
+    messages.known(done.stderr, stage, env.get('VIRTUAL_ENV', '-'))
     return done
 
 

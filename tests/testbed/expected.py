@@ -12,8 +12,9 @@ EXPECTED = pathlib.Path(__file__).resolve().parents[1] / 'expected'
 
 def expected(text, name, replace=()):
     """Compare an output with tests/expected/NAME, once all (what differs from run to run, its name) are replaced."""
-    for part, word in replace:
-        text = text.replace(str(part), word)
+    # the longest first: a virtual environment may be below the checkout
+    for part, word in sorted(((str(part), word) for part, word in replace), key=lambda pair: -len(pair[0])):
+        text = text.replace(part, word)
     path = EXPECTED / name
     if os.environ.get('UPDATE_EXPECTED'):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from slingtorch.job import findings
 from testbed import ROOT
 from testbed.expected import EXPECTED
 
@@ -21,6 +20,7 @@ def whole_findings(monkeypatch, tmp_path):
 
     UPDATE_EXPECTED=1 adds the lines that are not there; :return: a set, for lines from other processes
     """
+    from slingtorch.job import findings     # not before the checkout is chosen (tests/conftest.py)
     said, add = set(), findings.Report.add
 
     def recorded(report, level, name, text, remedy='', ranks=None):
@@ -30,7 +30,7 @@ def whole_findings(monkeypatch, tmp_path):
 
     monkeypatch.setattr(findings.Report, 'add', recorded)
     yield said
-    for part, word in ((str(tmp_path), 'TMP'), (str(ROOT), 'ROOT'), (sys.executable, 'PYTHON')):
+    for part, word in ((str(tmp_path), 'TMP'), (sys.executable, 'PYTHON'), (str(ROOT), 'ROOT')):
         said = {line.replace(part, word) for line in said}
     said = {re.sub('|'.join(VARIES), 'N', line) for line in said}
     path = EXPECTED / 'check-findings'

@@ -818,6 +818,7 @@ def test_caches_are_private_per_job_and_node(job):
     base.chmod(0o750)
     assert job.rank(slurm(0, job=4712))["TRITON_CACHE_DIR"] != first["TRITON_CACHE_DIR"]
     assert ".._.._x-" in job.rank({"SLURM_JOB_ID": "../../x", "SLURM_NNODES": "1"})["TRITON_CACHE_DIR"]
+    assert "cannot be created: free space there" in job.start({"PATH": job.bin}).stderr, "no mkdir"
 
 
 def test_no_directory_is_made_for_caches_of_the_user(job):
