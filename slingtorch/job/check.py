@@ -231,7 +231,7 @@ class Rank:
         if not self.local_rank:     # directories and files are the same for all ranks of the node
             from . import program
             details['words'] = self.words
-            for function in (look.look_at_caches, limits.look_at_directories, program.look_at_program,
+            for function in (look.look_at_caches, program.look_at_program, limits.look_at_directories,
                              limits.look_at_compiler, limits.look_at_outputs, program.look_at_arguments):
                 report = Report(self.rank)      # its thread may go on
                 ended, error = limits.in_time(function, self.machine, report, details)

@@ -36,6 +36,10 @@ CERTAIN = re.compile('(ModuleNotFound|Import)Error: (No module named|cannot impo
                      '|(Syntax|Indentation)Error|SystemExit')
 
 
+# modules of PyTorch that need another package: what it is called
+NEEDS = {'torch.utils.tensorboard': 'tensorboard'}
+
+
 class Trial(messages.Child):
     """Runs from its creation on."""
 
@@ -203,13 +207,21 @@ def run(pipe: 'Any', words: list) -> None:
                 return
             certain = certain and not changes_path(node)    # the statement needs more than this process has
     for node in loaded.nodes:   # also in functions, which are not run
-        if isinstance(node, rules.IMPORTS) and not getattr(node, 'level', 0) and loaded.certain(node):
-            top = (getattr(node, 'module', None) or node.names[0].name).partition('.')[0]
+        if isinstance(node, rules.IMPORTS) and not getattr(node, 'level', 0) and loaded.certain(
+                of_one_rank(loaded, node)):
+            name = getattr(node, 'module', None) or node.names[0].name
+            top = NEEDS.get(name, name.partition('.')[0])
             if top not in sys.modules and not importlib.util.find_spec(top):
                 say(wrong=["line %d: ModuleNotFoundError: No module named '%s'" % (node.lineno, top), False])
     files = [getattr(module, '__file__', None) or '<' for module in list(sys.modules.values())]
     elsewhere = [path for path in files if not path.startswith((HERE, directory + '/'))]
     say(doing='', files=[path for path in elsewhere if not program.INSTALLED.match(path)])
+
+
+def of_one_rank(loaded: 'Any', node: 'ast.AST') -> 'ast.AST':
+    """The statement 'if rank == 0' if a node is in it at once, else the node: one rank imports it."""
+    choice, part = (loaded.by_rank(node) + [(None, None)])[0]
+    return choice if part is node and rules.of_rank(choice, part) else node
 
 
 def first(err: BaseException) -> str:

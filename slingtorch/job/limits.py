@@ -28,6 +28,8 @@ WAIT = 5
 TRIAL = 1 << 20
 # The default size of /dev/shm in containers, which NCCL's manual ("Troubleshooting", shared memory) calls too small.
 SMALL_SHM = 64 << 20
+# bytes there that batches of images from the workers of a DataLoader exceed
+LARGE_SHM = 1 << 30
 # bytes that a tensor or a checkpoint of even a toy model exceeds, and those that one of a real model exceeds
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
 # values of a fact about a directory
@@ -180,7 +182,7 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
     return ''
 
 
-def look_at_directories(machine: 'Machine', report: 'Report', _: dict) -> None:
+def look_at_directories(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
         length = len(tempfile.gettempdir())
@@ -210,7 +212,7 @@ def look_at_directories(machine: 'Machine', report: 'Report', _: dict) -> None:
     if wrong:
         report.add('red', 'shm', "cannot write 1 MB to /dev/shm (%s): workers of a DataLoader and NCCL pass their data "
                    "there" % wrong, remedy)
-    elif free_in(shm) <= SMALL_SHM:
+    elif free_in(shm) < (LARGE_SHM if details.get('workers') else SMALL_SHM + 1):
         report.add('yellow', 'shm', "/dev/shm has only %s free for NCCL and the workers of a DataLoader"
                    % megabytes(free_in(shm)), remedy)
 
@@ -228,30 +230,39 @@ def look_at_outputs(_: 'Machine', report: 'Report', details: dict) -> None:
             wrong = 'its permissions forbid it'
         else:
             wrong = write_trial(place, sync=True)
-        if not wrong and free_in(place) < SMALL_FILE:
-            wrong = 'its file system has only %s free' % megabytes(free_in(place))
-        if wrong:
-            report.add('yellow', 'disk', "%s: the program cannot write to %s (%s)" % (says, path, wrong),
+        text = "the program cannot write to %s (%s)" % (path, wrong) if wrong else ''
+        if not wrong and free_in(place) < (LARGE_FILE if details.get('saves') else SMALL_FILE):
+            text = "%s: its file system has only %s free" % (path, megabytes(free_in(place)))
+        if text:
+            report.add('yellow', 'disk', "%s: %s" % (says, text),
                        "name another directory, create this one, or free space")
 
 
 def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Compile and load a file as torch.compile and C++ extensions do, where they do."""
     import ctypes       # only here: most ranks need none of them
+    import shutil
     import subprocess
     import sysconfig
 
     environ = machine.environ
     disabled = '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE'))
-    if disabled or not details.get('compiles'):
+    if details.get('extends') and not shutil.which('ninja', path=environ.get('PATH')):
+        report.add('yellow', 'torch', "the program uses torch.utils.cpp_extension, but there is no ninja in PATH",
+                   "install it where all nodes see it (pip install ninja), or load its module")
+    compiles = details.get('compiles') and not disabled
+    if not compiles and not details.get('extends'):
         return
+    text, flags = b'#include <Python.h>\n', []     # type: bytes, list
+    if compiles and not details.get('gpus'):    # torch/_inductor/cpp_builder.py; newer releases even want C++20
+        text, flags = text + b'#include <omp.h>\n', ['-std=c++17', '-fopenmp']
     there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
     place = there
     try:
         with tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
             library = os.path.join(place, 'a.so')
             done = subprocess.run([(environ.get('CXX') or 'g++').split()[0], '-shared', '-fPIC', '-x', 'c++', '-', '-I',
-                                   sysconfig.get_paths()['include'], '-o', library], input=b'#include <Python.h>\n',
+                                   sysconfig.get_paths()['include'], *flags, '-o', library], input=text,
                                   env=dict(environ), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
                 raise OSError("the compiler ends with status %d%s" % (done.returncode, ''.join(
@@ -260,8 +271,8 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     except OSError as err:
         report.add('yellow', 'torch', "the program uses torch.compile or builds C++ extensions, but compiling and "
                    "loading a file in %s fails on this node: %s" % (there, str(err).replace(place, there)),
-                   "load a C++ compiler in the job script (CXX), install Python's headers (python3-dev), or, if the "
-                   "directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
+                   "load a C++ compiler with OpenMP in the job script (CXX), install Python's headers (python3-dev), "
+                   "or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

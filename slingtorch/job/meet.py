@@ -263,6 +263,9 @@ def why_not(environ: 'Any', said: str = '') -> str:
     text = "no connection to MASTER_ADDR=%s, MASTER_PORT=%s (%s)" % (host, port, answers)
     if any(map(network.is_loopback, found)):
         text += ". On this node, %s is a loopback address: see its /etc/hosts" % host
+    elif environ.get('RANK', '0') != '0' and any(network.source_of(address) == address for address in found):
+        # only the first rank of a node comes here
+        text += ". MASTER_ADDR is this node, but rank 0 is on another one: unset MASTER_ADDR in the job script"
     if low and low != network.LINUX_PORTS:
         text += ". conda-python-distributed derives MASTER_PORT from ip_local_port_range, which is %s here" % low
     return text + (' [%s]' % said if said else '')

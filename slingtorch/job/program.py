@@ -4,14 +4,17 @@ Examines the program without running it: the script, its own modules, files that
 finds what differs between nodes.
 """
 import ast
+import contextlib
 import hashlib
 import os
 import re
 import sys
+import time
 
 from . import rules
-from .kinds import Machine, Mapping, Optional, Report
-from .rules import Program, keywords, literal, named, read
+from .kinds import Any, Machine, Mapping, Optional, Report
+from .machine import SHARED
+from .rules import Program, beginning, keywords, literal, named, read
 
 # bytes at the beginning and the end of a file to compare; words of a command line, and files, that are examined at most
 ENDS, MOST = 64 << 10, 50
@@ -19,12 +22,18 @@ ENDS, MOST = 64 << 10, 50
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
+# texts that are perhaps paths of files
+PATH = re.compile(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$')
+# seconds for counting what the directories of the arguments have
+DEEP = 2
+# an absolute path in a JSON or YAML file, and its key
+IN_FILE = re.compile(r"""(?:([\w.-]+)["']?[ \t]*:[ \t]*|[\[,\s-])["']?(/(?!/|(?:dev|proc|sys)/)[\w./-]{2,200})""")
 # calls that read what a path names, and those that make a path of others
-READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|exists|is(file|dir)|\w+Folder|'
-                   r'from_pretrained)$')
+READS = re.compile(r'(.*\.)?(open|load\w*|read\w*|\w+read|listdir|scandir|i?glob|\w+Folder|from_pretrained)$')
+ASKS = re.compile(r'(.*\.)?(exists|is_?(file|dir))$')
 JOINS = re.compile(r'(.*\.)?(join|Path|str)$')
-# what needs a compiler: torch.compile, also as a decorator, but for an eager backend, model.compile() and extensions
-COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)|cpp_extension'
+# torch.compile, also as a decorator, but for an eager backend, and model.compile()
+COMPILES = rb'torch\.compile\b(?!.*eager)|\.compile\(\)'
 
 
 def program_of(words: list) -> tuple:
@@ -88,22 +97,72 @@ def outputs(program: 'Program') -> dict:
                 '.': ('the working directory', False)}
 
 
-def read_only(program: 'Program') -> set:
-    """Texts in the program that all calls which get them, also by a name, read from; but rank 0 may read for all."""
-    names = {node.targets[0].id: literal(node.value) for node in program.nodes
+def unmade(program: 'Program') -> list:
+    """Files that the program writes into directories that do not exist: [(node, path)]; not those that it may make."""
+    texts, found = set(map(literal, program.nodes)), []
+    for node in [*program.calls.get('save', ()), *program.calls.get('open', ())]:
+        paths = [beginning(program.meant(word)) for word in [*node.args, *keywords(node).values()]]
+        path = next((one for one in paths if '/' in one and '://' not in one), '')
+        tries = any(isinstance(above, ast.Try) for above in program.around(node))
+        called = getattr(program.function(node), 'name', '') in {'', *program.used}
+        if path and re.match('(torch|np|numpy)[.]save$|open$', named(node)) and use_of(program, node) == 'other' and \
+                called and not tries and not program.turned_off(node) and not os.path.exists(os.path.dirname(path)) \
+                and os.path.dirname(path) not in texts:
+            found.append((node, path))
+    return found if not program.mentions(rb'mkdir|makedirs|copytree|chdir|hydra|SummaryWriter') else []
+
+
+def uses(program: 'Program') -> dict:
+    """
+    {text in the program: what calls do that get it, also by a name or as part of a path}: 'read', 'ask' whether it is
+    there, without an end of the program if not, or 'other'; rank 0 may read for all
+    """
+    names = {node.targets[0].id: of_environment(program, node.value) or literal(node.value) for node in program.nodes
              if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
-    uses = {}   # type: dict
+    found = {}  # type: dict
     for call in [one for calls in program.calls.values() for one in calls if not JOINS.match(named(one))]:
-        for part in (inner for word in [*call.args, *keywords(call).values()] for inner in [word, *joined(word)]):
-            text = literal(part) or names.get(named(part))
-            writes = named(call).endswith('open') and re.search('[wax+]', str(literal(keywords(call).get(
-                'mode') or (call.args + [None, None])[1])))
-            uses.setdefault(text, []).append(READS.match(named(call)) and not writes and not program.by_rank(call))
-    return {text for text, reads in uses.items() if isinstance(text, str) and all(reads)}
+        use = use_of(program, call)
+        given = [getattr(call.func, 'value', None), *call.args, *keywords(call).values()]   # Path('a').exists()
+        for part in (inner for word in given for inner in [word, *joined(word)]):
+            text = literal(part) or names.get(named(part)) or of_environment(program, part)
+            if isinstance(text, str):
+                found.setdefault(text, set()).add(use)
+    return found
 
 
-def joined(node: 'ast.AST') -> list:
-    """The parts of a path that a call joins."""
+def of_environment(program: 'Program', node: 'Any') -> 'Optional[str]':
+    """The value of a variable that an expression reads: os.environ['A'], os.environ.get('A'), os.getenv('A')."""
+    word = None     # type: Any
+    if isinstance(node, ast.Subscript) and named(node.value).endswith('environ'):
+        word = node.slice
+    elif isinstance(node, ast.Call) and node.args and re.match(r'(.*\.)?(environ\.get|getenv)$', named(node)):
+        word = node.args[0]
+    return program.environ.get(str(literal(word)))
+
+
+def use_of(program: 'Program', call: 'ast.Call') -> str:
+    """What a call does with a path: see uses()."""
+    mode = literal(keywords(call).get('mode') or (call.args + [None, None])[1])
+    if ASKS.match(named(call)):
+        statement = next(above for above in program.around(call) if isinstance(above, ast.stmt))
+        ends = any(isinstance(one, (ast.Raise, ast.Assert)) or rules.EXITS.match(named(one))
+                   for one in ast.walk(statement))
+        return 'read' if ends else 'ask'
+    if not READS.match(named(call)) or named(call).endswith('open') and re.search('[wax+]', str(mode)):
+        return 'other'
+    return 'other' if program.by_rank(call) else 'read'
+
+
+def compiles(program: 'Program') -> bool:
+    """Whether the program uses torch.compile, and not only for an option that is not given."""
+    calls = [call for call in program.calls.get('compile', ()) if named(call) != 're.compile']
+    return program.mentions(COMPILES) and not (calls and all(map(program.turned_off, calls)))
+
+
+def joined(node: 'Any') -> list:
+    """The parts of a path that a call, an f-string or the operators / and + join."""
+    if isinstance(node, (ast.BinOp, ast.JoinedStr)):
+        return list(ast.walk(node))
     return getattr(node, 'args', []) if JOINS.match(named(node)) else []
 
 
@@ -131,29 +190,65 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
                            shown, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
                        "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
+    for node, path in unmade(program):
+        report.add('yellow', 'disk', "%s: writes to %s, but there is no directory %s, and the program makes none" % (
+            program.where(node), path, os.path.dirname(path)), "create it before the job")
     details['written'] = outputs(program)
-    details['compiles'] = program.mentions(COMPILES)
+    details['compiles'] = compiles(program)
+    details['extends'] = program.mentions(rb'cpp_extension(\.| import .*)\bload')
+    details['saves'] = program.mentions(rb'torch\.save\(')
     details['workers'] = program.mentions(rb'num_workers\s*=(?!\s*0\b)')
-    texts = {text for text in map(literal, program.nodes)
-             if isinstance(text, str) and re.match(r'(?!/(dev|proc|sys)/)(?=[^./]*[./])[\w./-]{2,200}$', text)}
-    certain = texts & read_only(program)    # what else lies in /tmp may be what another run has left
-    look_at_paths(report, [text for text in sorted(texts - set(details['written'])) if text in certain or (
+    used = uses(program)
+    read = {text for text in used if used[text] == {'read'}}
+    texts = {text for text in map(literal, program.nodes) if isinstance(text, str) and PATH.match(text)}
+    texts -= {text for text in used if 'ask' in used[text]} | set(details['written'])
+    # what else lies in /tmp may be what another run has left
+    look_at_paths(report, [text for text in sorted(texts) if text in read or (
         os.path.isabs(text) or os.path.isfile(text)) and not text.startswith('/tmp/')][:MOST])
+    # what variables name may have more than the program reads
+    look_at_paths(report, sorted(filter(PATH.match, read - set(map(literal, program.nodes))))[:MOST], False)
 
 
-def look_at_arguments(_: 'Machine', report: 'Report', details: dict) -> None:
-    """The paths among the arguments of the script."""
-    look_at_paths(report, [value for option, value in arguments_of(program_of(details['words'])[2])
-                           if value and '://' not in value and not OUTPUT.match(option)])
+def look_at_arguments(machine: 'Machine', report: 'Report', details: dict) -> None:
+    """The paths among the arguments of the script, those in files of arguments, and what directories of a node have."""
+    paths = [value for option, value in arguments_of(program_of(details['words'])[2])
+             if value and '://' not in value and not OUTPUT.match(option)]
+    inside = [path for name in paths if re.search(r'\.(json|ya?ml)$', name)
+              for key, path in IN_FILE.findall(machine.read(os.path.abspath(name))) if not OUTPUT.match(key)]
+    look_at_paths(report, [*paths, *inside][:MOST])
+    end = time.monotonic() + DEEP
+    for path in paths:
+        if os.path.isdir(path) and machine.mount_of(os.path.realpath(path))[1] not in SHARED:
+            files, size = files_below(path, end)
+            if time.monotonic() < end:
+                report.fact('path %s, three levels deep' % path[:200], '%d files of %d bytes' % (files, size))
 
 
-def look_at_paths(report: 'Report', paths: list) -> None:
-    """Note what each path has, for compare_programs(): the size of a directory, size, beginning and end of a file."""
+def files_below(path: str, end: float, levels: int = 3) -> tuple:
+    """The number of files on so many levels of a directory, and their bytes; of some until the time `end`."""
+    count = size = 0
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if time.monotonic() > end:
+                break
+            if entry.is_dir():
+                more = files_below(entry.path, end, levels - 1) if levels > 1 else (0, 0)
+                count, size = count + more[0], size + more[1]
+            else:
+                count, size = count + 1, size + entry.stat(follow_symlinks=False).st_size
+    return count, size
+
+
+def look_at_paths(report: 'Report', paths: list, count: bool = True) -> None:
+    """
+    Note what each path has, for compare_programs(): size, beginning and end of a file; of a directory, if it is to
+    `count` them, the number of entries.
+    """
     for path in paths:
         found = 'no file' if os.path.exists(path) else 'missing'
         try:
             if os.path.isdir(path):
-                found = 'a directory of %d' % len(os.listdir(path))
+                found = 'a directory' + ' of %d' % len(os.listdir(path)) * count
             elif os.path.isfile(path):
                 with open(path, 'rb') as stream:
                     data, end = stream.read(ENDS), stream.seek(0, os.SEEK_END)
@@ -184,6 +279,18 @@ def compare_programs(report: 'Report') -> None:
                        "start in one that all nodes have (srun --chdir)", fewest)
 
 
+def place_of(text: str, words: list) -> str:
+    """The directory, of the working directory and two above the script's, that has the module which an error misses."""
+    missing = re.search(r"No module named '(\w+)", text)     # type: Any
+    with contextlib.suppress(OSError):      # the working directory may be gone
+        above = os.path.dirname(os.path.dirname(os.path.realpath(program_of(words)[1])))
+        for place in (os.getcwd(), above, os.path.dirname(above)) if missing else ():
+            path = os.path.join(place, missing.group(1))
+            if os.path.isdir(path) or os.path.isfile(path + '.py'):
+                return place
+    return ''
+
+
 def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     """Report what imports.Trial found; `details` says whether the program has a DataLoader with workers."""
     if trial.get('shadows'):
@@ -191,10 +298,12 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
                    "that PyTorch needs" % ', '.join(trial['shadows']), "rename it")
     if trial.get('wrong'):
         text, sure = trial['wrong']
-        missing = re.search('No module named|cannot open shared object', text)
-        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text,
-                   "install the missing package where all nodes see it" if missing else
-                   "correct it, or use a release that has it")
+        remedy = "correct it, or use a release that has it"
+        if re.search('No module named|cannot open shared object', text):
+            place = place_of(text, details.get('words', []))
+            remedy = "export PYTHONPATH=%s: it lies there" % place if place else \
+                "install the missing package where all nodes see it"
+        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s" % text, remedy)
     look_at_paths(report, trial.get('files', [])[:MOST])
     if trial.get('late'):
         report.add('yellow', 'script', "the script's imports take long: %s" % trial['late'],

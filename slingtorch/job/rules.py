@@ -28,7 +28,7 @@ COLLECTIVES = re.compile(r'(.*\.)?dist(ributed)?\.(barrier|(all_)?(reduce|gather
 SHUFFLES = (
     (r'random\.shuffle$', r'random\.seed$'),
     (r'(np|numpy)\.random\.(shuffle|permutation)$', r'(np|numpy)\.random\.seed$'),
-    (r'torch\.randperm$', r'(torch\.(random\.)?)?manual_seed$'))
+    (r'torch\.randperm$|(.*\.)?random_split$', r'(torch\.(random\.)?)?manual_seed$'))
 # own functions and those of other packages that seed every library, such as set_seed() or seed_everything()
 SEEDS_ALL = r'(.*\.)?(?!(manual_)?seed(_all)?$)\w*seed\w*$'
 # what gives each process a port of its own
@@ -60,6 +60,12 @@ def literal(node: 'Any') -> 'Any':
     """The value of a constant, also of an index; None for anything else."""
     node = node.value if type(node).__name__ == 'Index' else node       # before Python 3.9
     return node.value if isinstance(node, ast.Constant) else None
+
+
+def beginning(node: 'Any') -> str:
+    """The text of a constant, or that at the beginning of an f-string; '' for anything else."""
+    text = literal(node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node)
+    return text if isinstance(text, str) else ''
 
 
 def keywords(call: 'Any') -> dict:
@@ -196,6 +202,35 @@ class Program:
             above, FUNCTIONS) and above.name not in self.used and not above.name.startswith('__')
                    for above in self.around(node))
 
+    def turned_off(self, node: 'Any') -> bool:
+        """Whether a node is only for an option that is off by default, and that is not given."""
+        around = [node, *self.around(node)]
+        for part, choice in zip(around, around[1:]):
+            if isinstance(choice, (ast.If, ast.IfExp)) and part in (
+                    choice.body if isinstance(choice, ast.If) else (choice.body,)):
+                test = choice.test  # type: Any
+                both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+                if any(map(self.is_off, test.values if both else [test])):
+                    return True
+        return False
+
+    def is_off(self, node: 'Any') -> bool:
+        """Whether an expression is args.NAME, an option that is off by default, and that is not given."""
+        for call in self.calls.get('add_argument', ()) if isinstance(node, ast.Attribute) else ():
+            options, words = [str(literal(word)) for word in call.args], keywords(call)
+            if node.attr in [option.lstrip('-').replace('-', '_') for option in options]:
+                default = words.get('default', ast.Constant(None))
+                return isinstance(default, ast.Constant) and not default.value and literal(
+                    words.get('action')) != 'store_false' and not {
+                        word.partition('=')[0] for word in self.given} & set(options)
+        return False
+
+    def forwarded(self, call: 'Any') -> set:
+        """Names that a call gives to a function of the program which calls them."""
+        functions = [one for one in self.stored.get(named(call), ()) if isinstance(one, FUNCTIONS)]
+        return {named(word) for function in functions for word, own in zip(call.args, function.args.args)
+                if any(isinstance(one, ast.Call) and named(one) == own.arg for one in ast.walk(function))}
+
     def makes_dataset(self, node: 'Any') -> bool:
         """Whether a node is in __init__() of a dataset."""
         function = self.function(node)  # type: Any
@@ -221,10 +256,10 @@ class Program:
 # --- rules: each yields (node, whether it may be red, text, remedy)
 
 def is_only(node: 'Any', names: str) -> bool:
-    """Whether an expression is one of these (LOCAL, NODE ...), and no more is made of it."""
-    text = ast.dump(node) if node else ''
+    """Whether an expression is one of these (LOCAL, NODE ...), and no more is made of it; a condition is no value."""
+    text = ' '.join(map(ast.dump, [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node] if node else []))
     return bool(re.search("(?i)'(%s)'" % names, text)) and not re.search(
-        "BinOp|'(WORLD_)?(RANK|SIZE)'|_PROCID'|TASKS'", text)
+        "BinOp|'get_rank'|'(WORLD_)?(RANK|SIZE)'|_PROCID'|TASKS'", text)
 
 
 def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
@@ -305,6 +340,19 @@ def data(program: 'Program', _: bool) -> 'Iterator[tuple]':
             else "all ranks train on the same data"), "use DataLoader(..., sampler=DistributedSampler(dataset))"
 
 
+def streams(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """An iterable dataset of the program's own, of which each rank gets everything."""
+    averaged = {'DDP', 'DistributedDataParallel'} & set(program.calls)
+    splits = program.mentions(rb'(?i:split|shard)|num_replicas|worker_init_fn') or program.mentions(FRAMEWORKS)
+    for node in program.nodes if program.world > 1 and averaged and not splits else ():
+        own = isinstance(node, ast.ClassDef) and any(named(base).endswith('IterableDataset') for base in node.bases)
+        if own and any(getattr(part, 'name', '') == '__iter__' for part in node.body) and node.name in program.calls:
+            made = [word for call in program.calls[node.name] for word in [*call.args, *keywords(call).values()]]
+            if not re.search('(?i)rank|world|rand|shuffle', ' '.join(map(program.text, [node, *made]))):
+                yield node, False, "the IterableDataset %s does not know the rank: all ranks train on the same data" \
+                    % node.name, "let each rank take its part: islice(rows, get_rank(), None, get_world_size())"
+
+
 def shuffles(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Data in an order that each rank draws for itself, of which each then takes its part."""
     split = 'DistributedSampler' in program.calls or program.mentions(br'\[[\w.()]*rank[\w.()]*::')
@@ -346,22 +394,69 @@ def gradients(program: 'Program', _: bool) -> 'Iterator[tuple]':
                 node), "call the wrapped model itself"
 
 
+def environment(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """Variables that the program certainly reads, and that neither the job nor the program sets or asks for."""
+    reads = [node for node in program.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+             and re.match(r'(os\.)?environ$', named(node.value)) and isinstance(literal(node.slice), str)]
+    for node in reads if not program.mentions(rb'environ\.update\(|dotenv|putenv') else ():
+        name = literal(node.slice)
+        other = r"""(?<!environ\[['"])\b%s\b|\b%s['"]\] *=(?!=)""" % (2 * (re.escape(name),))
+        if name not in (*LAUNCHED, *program.environ) and not program.mentions(other.encode()) and program.certain(node):
+            yield node, False, "reads os.environ['%s'], which is not set (KeyError)" % name, "export it in the job " \
+                "script, have Slurm set it (SLURM_CPUS_PER_TASK: srun -c), or use os.environ.get()"
+
+
+def devices(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
+    """GPUs that the program certainly uses, where there is none."""
+    for node in [one for calls in program.calls.values() for one in calls if not gpus]:
+        name, device = named(node), keywords(node).get('device')
+        if device is None and re.match(r'(.*\.)?(to|device)$', name):
+            device = (node.args + [None])[0]
+        if (re.match(r'.*\.cuda$|(.*\.)?cuda\.set_device$', name) or re.match(
+                'cuda(:|$)', beginning(program.meant(device)))) and program.certain(node):
+            yield node, False, "uses a GPU, but this rank sees none", \
+                "ask for GPUs, or write torch.device('cuda' if torch.cuda.is_available() else 'cpu')"
+
+
+def of_rank(choice: 'Any', part: 'ast.AST') -> bool:
+    """Whether a part of 'if rank == 0' is that of this rank."""
+    return part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test)
+
+
 def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Collectives that only one rank calls; if others call one under a condition, too, it may be the same."""
     for name in program.calls if program.world > 1 else ():
-        chosen = [(node, part in choice.body and 'ops=[Eq()], comparators=[Constant(' in ast.dump(choice.test))
+        chosen = [(node, of_rank(choice, part))
                   for node in program.calls[name] if COLLECTIVES.match(named(node)) and 'group' not in keywords(node)
                   for choice, part in program.by_rank(node)]
         if chosen and all(alone for _, alone in chosen):
             yield chosen[0][0], False, "only one rank calls %s(): it waits for others" % name, "let all ranks call it"
 
 
+def validation(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """A forward pass of DistributedDataParallel on one rank alone: it exchanges the buffers of BatchNorm."""
+    wrapped = {node.targets[0].id for node in program.nodes if isinstance(node, ast.Assign)
+               and re.search(r'(^|\.)(DDP|DistributedDataParallel)$', named(node.value))
+               and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)}
+    wrapped -= {named(node.targets[0]) for node in program.nodes if isinstance(node, ast.Assign)
+                and named(node.value).endswith('.module')}
+    buffers = program.mentions(rb'BatchNorm|resnet') and not program.mentions(rb'broadcast_buffers *= *False')
+    for call in [one for calls in program.calls.values() for one in calls if wrapped and buffers]:
+        alone = any(of_rank(choice, part) for choice, part in program.by_rank(call))
+        own = getattr(program.function(call), 'args', None)     # parameters may be something else of the same name
+        names = wrapped - {one.arg for one in own.args} if own else wrapped
+        if alone and program.world > 1 and (named(call) in names or names & program.forwarded(call)):
+            yield call, False, "only one rank calls the model in DistributedDataParallel, which has BatchNorm: it " \
+                "waits for others", "call model.module there, or let all ranks call it"
+
+
 def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
-    for rule in (group, ranks, data, shuffles, directories, gradients, together):
+    anywhere = (gradients, streams, together, validation)   # also in a condition, or in a loop
+    for rule in (group, ranks, data, shuffles, directories, environment, devices, *anywhere):
         for node, red, text, remedy in rule(program, bool(gpus)):
-            if text not in said and (rule in (gradients, together) or not program.optional(node)):
+            if text not in said and (rule in anywhere or not program.optional(node)):
                 said.add(text)
                 report.add('red' if red and program.certain(node) else 'yellow', 'program', '%s: %s' % (
                     program.where(node), text), remedy)

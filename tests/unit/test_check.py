@@ -11,6 +11,7 @@ import copy
 import fcntl
 import json
 import os
+import pathlib
 import queue
 import re
 import shutil
@@ -27,7 +28,7 @@ import pytest
 
 from slingtorch import sites
 from slingtorch.commands import values
-from slingtorch.job import check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, variables
+from slingtorch.job import check, elf, findings, gather, limits, look, meet, messages, nccl, node, pairs, probe, variables
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT, raising
 from testbed.expected import expected
@@ -567,6 +568,17 @@ def rank_of(job, number=0, **nodes):
     rank = check.Rank(Machine(job.environ(number), job.root(number)), None, NoTorch, [])
     rank.nodes = {int(name[5:]): said for name, said in nodes.items()}
     return rank
+
+
+@pytest.mark.parametrize('text, says', [('DataLoader(data, num_workers=2)', True), ('DataLoader(data)', False)])
+def test_what_the_program_does_decides_how_much_of_dev_shm_it_needs(job, tmp_path, monkeypatch, text, says):
+    (tmp_path / 'train.py').write_text(text)
+    rank = rank_of(job)
+    rank.words = [str(tmp_path / 'train.py')]
+    monkeypatch.setattr(limits, 'free_in', lambda place: limits.LARGE_FILE - 1)
+    (pathlib.Path(job.root(0)) / 'dev/shm').mkdir(parents=True, exist_ok=True)
+    rank.look()
+    assert bool(rank.report.having('yellow', 'shm')) == says
 
 
 def test_a_node_that_answered_and_then_no_longer_is_named(job):

@@ -553,11 +553,17 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
     assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
 
 
+OPTION = "parser.add_argument('--fast', action='store_true')\n"
+
+
 @pytest.mark.parametrize('compiler, says', [
     (None, "No such file or directory: 'g++'"), ('PATH=/usr/bin:/bin exec g++ "$@"', ''),
     ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
     ('while (($# > 1)); do shift; [[ $1 != *.so ]] || echo > "$1"; done', '/a.so: file too short'),
     ('PATH=/usr/bin:/bin exec g++ "$@"; # headers', 'Python.h: No such file'),
+    ('[[ $* != *c++17* ]] || { echo "no c++17" >&2; exit 1; }', 'status 1: no c++17'),
+    ('[[ $* != *openmp* ]] || { echo "no OpenMP" >&2; exit 1; }', 'status 1: no OpenMP'),
+    ('PATH=/usr/bin:/bin; for word; do [[ $word = -fopenmp ]] || set -- "$@" "$word"; shift; done; exec g++ -nostdinc "$@"', 'omp.h'),
 ])
 def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     place = tmp_path / 'include'
@@ -572,18 +578,34 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     limits.look_at_compiler(Machine(env), report, {'compiles': False})
     limits.look_at_compiler(Machine({**env, 'TORCH_COMPILE_DISABLE': '1'}), report, {'compiles': True})
     assert not report.findings
-    limits.look_at_compiler(Machine(env), report, {'compiles': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': None})
     assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
     assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
+
+
+@pytest.mark.parametrize('ninja, says', [(True, False), (False, True)])
+def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja, says):
+    (tmp_path / 'ninja').write_text('')
+    (tmp_path / 'ninja').chmod(0o755 if ninja else 0o644)
+    (tmp_path / 'g++').write_text('#!/bin/bash\n[[ $* != *openmp* ]] || exit 1; PATH=/usr/bin:/bin exec g++ "$@"')
+    (tmp_path / 'g++').chmod(0o755)
+    report, env = findings.Report(0), {'PATH': str(tmp_path)}
+    limits.look_at_compiler(Machine(env), report, {'extends': True})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': ['a']})
+    assert ['no ninja in PATH' in text for text in of_level(report, 'yellow', 'torch')] == [True] * says
 
 
 @pytest.mark.parametrize('text, yes', [
     ('model = torch.compile(model)', True), ('@torch.compile\ndef step(): pass', True), ('model.compile()', True),
     ("torch.compile(model, backend='aot_eager')", False), ("re.compile('x')", False), ('compile(text, name, mode)', False),
-    ('# torch.compile(model)', False),
+    ('# torch.compile(model)', False), (OPTION + 'if args.fast:\n    net = torch.compile(net)', False),
+    (OPTION + 'net = torch.compile(net) if args.fast and new else net', False),
+    (OPTION + 'net = net if args.fast else torch.compile(net)', True), (OPTION + 'if args.fast or new:\n    torch.compile(net)', True),
+    (OPTION.replace("action='store_true'", 'default=True') + 'if args.fast:\n    torch.compile(net)', True),
+    (OPTION.replace('fast', 'go') + 'if args.go:\n    torch.compile(net)', True),
 ])
 def test_which_program_compiles(text, yes):
-    assert parsed(text).mentions(program.COMPILES) == yes
+    assert program.compiles(parsed(text, ['--go'])) == yes
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
@@ -681,15 +703,18 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_or_when_it_is_flushed(tmp_p
     assert ['(Disk quota exceeded)' in said for said in of_level(report, 'yellow', 'disk')] == [True]
 
 
-@pytest.mark.parametrize('free, says', [(1 << 20, True), (1 << 30, False)])
-def test_little_space(tmp_path, monkeypatch, free, says):
+@pytest.mark.parametrize('free, wants, says', [
+    (1, {}, True), (1 << 10, {}, False), (100, {}, False), (100, {'workers': True, 'saves': True}, True),
+    (1 << 10, {'workers': True, 'saves': True}, False),
+])
+def test_little_space(tmp_path, monkeypatch, free, wants, says):
     (tmp_path / 'dev/shm').mkdir(parents=True)
-    monkeypatch.setattr(limits, 'free_in', lambda place: free)
+    monkeypatch.setattr(limits, 'free_in', lambda place: free << 20)
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}, str(tmp_path)), report, {})
-    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}})
-    assert ['has only 1 MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
-    assert ['its file system has only 1 MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
+    limits.look_at_directories(Machine({}, str(tmp_path)), report, wants)
+    limits.look_at_outputs(Machine({}), report, {'written': {str(tmp_path / 'a'): ('--out', False)}, **wants})
+    assert [f'has only {free} MB free' in text for text in of_level(report, 'yellow', 'shm')] == [True] * says
+    assert [f'its file system has only {free} MB free' in text for text in of_level(report, 'yellow', 'disk')] == [True] * says
 
 
 def test_no_directory_for_temporary_files(tmp_path, monkeypatch):
@@ -765,6 +790,7 @@ def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
     rules.check(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4', 'WORLD_SIZE': '4'}), ['gpu'] * sees)
     said = of_level(report, 'yellow', 'gpus')
+    assert not report.having(name='program')
     assert (said == []) if words is None else (words in said[0])
 
 
@@ -824,12 +850,40 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     words = ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3']
     program.look_at_arguments(Machine({}), report, {'words': words})
     facts = {name: list(values)[0] for name, values in report.facts.items()}
-    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing'}
+    assert facts == {f'path {tmp_path}/data': '200000 bytes, 15601535eca4', f'path {tmp_path}': 'a directory of 1', 'path 3': 'missing',
+                     f'path {tmp_path}, three levels deep': '1 files of 200000 bytes'}
     (tmp_path / 'data').write_bytes(b'x' * 199999 + b'y')
     program.look_at_paths(report, [f'{tmp_path}/data', '/dev/null'])
     assert len(report.facts[f'path {tmp_path}/data']) == 2 and list(report.facts['path /dev/null']) == ['no file']
     program.look_at_paths(report, ['/proc/self/mem'])
     assert 'Input/output error' in list(report.facts['path /proc/self/mem'])[0]
+
+
+@pytest.mark.parametrize('name, text', [
+    ('a.json', '{"data": {"train": "/no/train.pt", "sizes": [1, "/no/more"]}, "output_dir": "/no/out"}'),
+    ('a.yaml', 'train: /no/train.pt\nmore:\n  - "/no/more"\nurl: https://no/where\nlog_dir: /no/out\nratio: 1/4\n'),
+])
+def test_paths_in_files_of_arguments_are_compared(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    report = findings.Report(0)
+    program.look_at_arguments(Machine({}), report, {'words': ['train.py', '--config', str(tmp_path / name)]})
+    assert {fact for fact in report.facts if '/no' in fact} == {'path /no/train.pt', 'path /no/more'}
+
+
+@pytest.mark.parametrize('seconds, kind, says', [(2, 'ext4', 3), (0, 'ext4', 0), (2, 'lustre', 0)])
+def test_what_lies_deep_in_a_directory_is_compared(tmp_path, monkeypatch, seconds, kind, says):
+    monkeypatch.setattr(program, 'DEEP', seconds)
+    monkeypatch.setattr(Machine, 'mount_of', lambda machine, path: ('/', kind))
+    report, words = findings.Report(), ['train.py', str(tmp_path)]
+    for rank, text in enumerate(['whole', 'whole', 'cut', '']):
+        tree(tmp_path, {'train/n01/a.pt': text, 'train/n01/far/b.pt': 'x' * 9 * rank})
+        if not text:
+            (tmp_path / 'train/n01/a.pt').unlink()
+        node = findings.Report(rank)
+        program.look_at_arguments(Machine({}), node, {'words': words})
+        report.merge(node)
+    assert len(report.facts[f'path {tmp_path}']) == 1
+    assert len(report.facts.get(f'path {tmp_path}, three levels deep', ())) == says
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -885,17 +939,21 @@ def test_files_in_the_text_of_a_program_are_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'net.yaml').write_text('')
     (tmp_path / 'train.py').write_text("a = torch.load('/no/train.pt'), 'no path', '/tmp/x', 'a/b', 'net.yaml', '/proc/self', "
-                                       f"'{'/x' * 100}', '{'/y' * 100}.', '/'")
+                                       f"'{'/x' * 100}', '{'/y' * 100}.', '/'\n"
+                                       "if os.path.exists('/no/cache.pt'):\n    torch.load('/no/cache.pt')")
     report, details = findings.Report(0), {'words': ['train.py', '--out', '/no']}
     program.look_at_program(Machine({}), report, details)
     assert sorted(fact for fact in report.facts if fact.startswith('path')) == [
         'path /no/train.pt', 'path ' + '/x' * 100, 'path net.yaml']
     assert details['written'] == {'/no': ('--out', False)}
+    assert not details['saves'] and not details['extends']
 
 
 GROUP = "dist.init_process_group()\n"
 SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
 SPLIT = "DistributedSampler(files)"
+STREAM = "DDP(net)\nclass Stream(IterableDataset):\n    def __iter__(self):\n        return rows\nloader = DataLoader(Stream())\n"
+ALONE = "net = nn.BatchNorm1d(4)\nmodel = DDP(net)\ndef test(net):\n    net(x)\ndef keep(net):\n    net.state_dict()\n"
 WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward()"
 
 
@@ -903,10 +961,46 @@ WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward
     ("torch.load('/tmp/a.pt', device)", ['/tmp/a.pt']), ("open('b/c.txt').read()", ['b/c.txt']), ("open('/tmp/a', 'w')", []),
     ("open('/tmp/a', mode='ab')", []), ("torch.save(x, '/tmp/a.pt')\ntorch.load('/tmp/a.pt')", []),
     ("DATA = '/tmp/a'\nx = torch.load(os.path.join(DATA, 'x.pt'))", ['/tmp/a', 'x.pt']), ("OUT = '/tmp/a'\nsave(Path(OUT))", []),
-    ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", ['/tmp/a.pt']),
+    ("x = torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", ['/tmp/data', 'x.pt']), ("open(f\"{os.getenv('DATA')}/a\")", ['/a', '/tmp/data']),
+    ("ROOT = os.environ.get('DATA', '.')\nnp.load(Path(ROOT) / 'a.npy')", ['/tmp/data', 'a.npy']), ("torch.load(os.environ['NO'])", []),
+    ("os.makedirs(os.environ['DATA'])\nos.listdir(os.environ['DATA'])", []), ("torch.load(names['DATA'])", []),
+    ("if rank == 0:\n    x = np.load('/tmp/a.npy')", []), ("if exists('/tmp/a.pt'):\n    load('/tmp/a.pt')", []),
+    ("if not path.isfile('/tmp/a.pt'):\n    sys.exit('no data')\nload('/tmp/a.pt')", ['/tmp/a.pt']),
+    ("if Path('/tmp/a.pt').exists():\n    load('/tmp/a.pt')", []),
+    ("assert Path('/tmp/a.pt').exists()\nload('/tmp/a.pt')", ['/tmp/a.pt']),
 ])
 def test_what_a_program_only_reads(text, found):
-    assert sorted(program.read_only(parsed(text))) == found
+    assert sorted(path for path, uses in program.uses(parsed(text, env={'DATA': '/tmp/data'})).items() if uses == {'read'}) == found
+
+
+@pytest.mark.parametrize('text, notes', [
+    ('torch.save(x, "a")', 'saves'), ('from torch.utils.cpp_extension import CUDA_HOME, load_inline', 'extends'),
+    ('torch.utils.cpp_extension.load("a", b)', 'extends'), ('DataLoader(data, num_workers=2)', 'workers'),
+    ('from torch.utils.cpp_extension import CUDA_HOME\ntorch.load("a")\nDataLoader(data, num_workers=0)', ''),
+])
+def test_what_a_program_needs_is_noted(tmp_path, text, notes):
+    (tmp_path / 'train.py').write_text(text)
+    details = {'words': [str(tmp_path / 'train.py')]}
+    program.look_at_program(Machine({}), findings.Report(0), details)
+    assert [name for name in ('saves', 'extends', 'workers', 'compiles') if details[name]] == ([notes] if notes else [])
+
+
+@pytest.mark.parametrize('text, path', [
+    ("torch.save(model, 'new/model.pt')", 'new/model.pt'), ("if rank == 0:\n    open(f'new/{epoch}.txt', 'w')", 'new/'),
+    ("def save(path):\n    torch.save(model, 'new/model.pt')\nsave()", 'new/model.pt'), ("PATH = 'a/b/c'\ntorch.save(x, PATH)", 'a/b/c'),
+    ("def keep(path):\n    torch.save(model, 'new/model.pt')", ''), ("torch.save(model, 'there/model.pt')", ''),
+    ("os.makedirs(out)\ntorch.save(model, 'new/model.pt')", ''), ("prepare('new')\ntorch.save(model, 'new/model.pt')", ''),
+    ("try:\n    torch.save(model, 'new/model.pt')\nexcept OSError:\n    pass", ''), ("open('new/model.pt')", ''),
+    (OPTION + "if args.fast:\n    torch.save(model, 'new/model.pt')", ''), ("torch.save(model, 'model.pt')\nstore.save(1, 'a/b')", ''),
+    ("open('s3://new/model.pt', 'w')", ''),
+])
+def test_a_directory_that_nobody_makes(tmp_path, monkeypatch, text, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'there').mkdir()
+    (tmp_path / 'train.py').write_text(text)
+    report = findings.Report(0)
+    program.look_at_program(Machine({}), report, {'words': ['train.py']})
+    assert [f'writes to {path}, but' in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(path)
 
 
 def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_path, monkeypatch):
@@ -916,6 +1010,13 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     program.look_at_program(Machine({}), report, {'words': ['train.py']})
     assert {name: list(values) for name, values in report.facts.items() if name.startswith('path')} == {
         'path /tmp/no/train.pt': ['missing'], 'path no.yaml': ['missing']}
+    (tmp_path / 'train.py').write_text("a = torch.load(os.environ['DATA']), open(os.environ['OUT'], 'w'), os.environ['HOME']")
+    report = findings.Report(0)
+    program.look_at_program(Machine({'DATA': '/tmp/no/a.pt', 'OUT': '/no/b', 'HOME': '/home'}), report, {'words': ['train.py']})
+    assert [name for name in report.facts if name.startswith('path')] == ['path /tmp/no/a.pt']
+    report = findings.Report(0)
+    program.look_at_program(Machine({'DATA': str(tmp_path), 'OUT': '', 'HOME': ''}), report, {'words': ['train.py']})
+    assert list(report.facts[f'path {tmp_path}']) == ['a directory']    # which may have more than what is read
 
 
 @pytest.mark.parametrize('text, level, says', [
@@ -962,6 +1063,10 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("dist.init_process_group(init_method='file:///home/me/tmp/meet')", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("rank = int(os.environ.get('RANK', os.environ['SLURM_LOCALID']))", None, ''),
+    ("rank = dist.get_rank() if args.local_rank != -1 else 0", None, ''),
+    ("rank = int(os.environ['PMI_ID']) if args.local_rank != -1 else 0", None, ''),
+    ("rank = dist.get_rank() if args.many else args.local_rank", None, ''),
+    ("rank = args.local_rank if args.many else 0", 'yellow', 'uses the local rank as the rank'),
     ("rank = 2 * int(os.environ['SLURM_NODEID']) + int(os.environ['SLURM_LOCALID'])", None, ''),
     ("pool.spawn(main)", None, ''), ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
@@ -988,6 +1093,9 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("torch.manual_seed(1)\norder = np.random.permutation(64)\n" + SPLIT, 'yellow', 'np.random.permutation() without'),
     ("class Files(Dataset):\n    def __init__(self):\n        random.shuffle(files)\n" + SPLIT, 'yellow', 'without a common seed'),
     ("random.seed(args.seed + rank)\nrandom.shuffle(files)\nmine = files[rank::size]", 'yellow', 'without a common seed'),
+    ("a, b = torch.utils.data.random_split(data, [48, 16])\n" + SPLIT, 'yellow', 'random_split() without a common seed'),
+    ("random_split(data, [48, 16], torch.Generator().manual_seed(1))\n" + SPLIT, None, ''),
+    ("torch.manual_seed(1)\nrandom_split(data, [48, 16])\n" + SPLIT, None, ''),
     ("random.seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''), ("random.shuffle(files)", None, ''),
     ("set_seed(1)\nrandom.shuffle(files)\n" + SPLIT, None, ''),
     ("mine = files[rank::size]\nrandom.shuffle(mine)", None, ''),
@@ -1021,14 +1129,42 @@ def test_a_constant_path_is_compared_also_in_tmp_and_where_it_is_missing(tmp_pat
     ("os.environ['WORLD_SIZE'] = os.environ['SLURM_JOB_NUM_NODES']", 'yellow', 'sets WORLD_SIZE by nodes'),
     ("os.environ['RANK'] = os.environ['SLURM_NODEID']", 'yellow', 'sets RANK by nodes'),
     ("os.environ['LOCAL_RANK'] = os.environ['SLURM_NODEID']", None, ''),
+    # a stream that all ranks read
+    (STREAM, 'yellow', 'the IterableDataset Stream does not know the rank'), (STREAM.replace('DDP', 'Parallel'), None, ''),
+    (STREAM.replace('rows', 'rows[RANK:]'), None, ''), (STREAM.replace('Stream()', 'Stream(dist.get_rank())'), None, ''),
+    (STREAM.replace('rows', 'random.sample(rows)'), None, ''), (STREAM.replace('rows', 'part()') + "def part():\n    return rows[rank:]", None, ''), (STREAM.replace('loader', 'shards'), None, ''),
+    (STREAM.replace('__iter__', 'more'), None, ''), (STREAM.replace('(Stream())', '(rows)'), None, ''),
+    # a forward pass on one rank
+    (ALONE + "if rank == 0:\n    test(model)", 'yellow', 'only one rank calls the model in DistributedDataParallel'),
+    (ALONE + "for epoch in epochs:\n    if rank == 0:\n        model(x)", 'yellow', 'only one rank calls the model'),
+    (ALONE + "if rank == 0:\n    test(model.module)\n    model.module(x)\n    save(model)", None, ''),
+    (ALONE + "test(model)\nif rank == 0:\n    keep(model)\nelse:\n    test(model)", None, ''),
+    (ALONE + "model = model.module\nif rank == 0:\n    test(model)", None, ''),
+    (ALONE + "def validate(model):\n    if rank == 0:\n        test(model)\nvalidate(model.module)", None, ''),
+    (ALONE + "def validate(data):\n    if rank == 0:\n        test(model)\nvalidate(1)", 'yellow', 'only one rank calls the model'),
+    (ALONE.replace('BatchNorm1d', 'LayerNorm') + "if rank == 0:\n    test(model)", None, ''),
+    (ALONE.replace('net)', 'net, broadcast_buffers=False)') + "if rank == 0:\n    test(model)", None, ''),
+    # variables that are not set
+    ("def train(args):\n    load(workers=int(os.environ['SLURM_CPUS_PER_TASK']))\ntrain(1)", 'yellow',
+     "line 2: reads os.environ['SLURM_CPUS_PER_TASK'], which is not set"),
+    ("if slurm:\n    os.environ['SLURM_CPUS_PER_TASK']", None, ''), ("os.environ['NO'] = '1'\nos.environ['NO']", None, ''),
+    ("if 'NO' in os.environ:\n    pass\nos.environ['NO']", None, ''), ("load_dotenv()\nos.environ['NO']", None, ''),
+    ("os.environ.setdefault('NO', '1')\nos.environ['NO']", None, ''), ("sizes['NO']", None, ''),
+    # GPUs where there are none
+    ("model.cuda()", 'yellow', 'uses a GPU, but this rank sees none'), ("model.to(torch.device('cuda', local))", 'yellow', 'sees none'),
+    ("device = f'cuda:{local}'\nmodel.to(device)", 'yellow', 'sees none'), ("torch.zeros(3, device='cuda')", 'yellow', 'sees none'),
+    ("torch.cuda.set_device(local)", 'yellow', 'sees none'), ("torch.cuda.is_available()\nmodel.to('cpu')\nx.to(torch.float)", None, ''),
+    ("model.to(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))", None, ''), ("load('cuda')\nmodel.to('cudagraph')", None, ''),
+    ("if torch.cuda.is_available():\n    model.cuda()", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
+    slurm = dict.fromkeys(['SLURM_LOCALID', 'SLURM_NODEID', 'SLURM_NNODES', 'SLURM_JOB_NUM_NODES'], '2')
     alone = findings.Report(0)
-    rules.check(alone, parsed(text, [], {'WORLD_SIZE': '1'}), ['gpu'])
-    assert all(re.search("world_size|init_method|fixed host", finding.text) or 'sets' in finding.text
+    rules.check(alone, parsed(text, [], {**slurm, 'WORLD_SIZE': '1'}), ['gpu'])
+    assert all(re.search("world_size|init_method|fixed host|is not set", finding.text) or 'sets' in finding.text
                for finding in alone.findings)
     report = findings.Report(0)
-    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
+    env = {**slurm, 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), None)
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
@@ -1070,6 +1206,12 @@ IMPORTS = {
     'in a function that it calls': ({'train.py': 'def main():\n    import json, os.path\n    from no_such_package import a\n'
                                                  'if __name__ == "__main__":\n    main()\n'}, False,
                                     "line 3: ModuleNotFoundError: No module named 'no_such_package'"),
+    'by one rank': ({'train.py': 'def main(rank):\n    if rank == 0:\n        import no_such_package\nmain(0)\n'}, False,
+                    "line 3: ModuleNotFoundError: No module named 'no_such_package'"),
+    'by one rank that tries': ({'train.py': 'def main(rank):\n    if rank == 0:\n        try:\n            import no_such_package\n'
+                                            '        except ImportError:\n            pass\nmain(0)\n'}, None, ''),
+    'what a module of PyTorch needs': ({'train.py': 'def main():\n    from torch.utils.tensorboard import SummaryWriter\nmain()\n',
+                                        'torch.py': '', 'board/__init__.py': ''}, False, "No module named 'tensorboard'"),
     'in a function that tries': ({'train.py': 'def main():\n    try:\n        import no_such_package\n    except ImportError:\n'
                                               '        pass\nmain()\n'}, None, ''),
     'with MPI': ({'train.py': 'import no_such_package\nimport mpi4py\n'}, False, 'No module named'),
@@ -1272,6 +1414,21 @@ def test_remedy_fits_what_an_import_says(error, remedy):
     report = findings.Report(0)
     program.check_imports(report, {'wrong': [f'line 1: import a: {error}', True]}, {})
     assert [said.startswith(remedy) for _, _, _, said, _ in report.sorted()] == [True]
+
+
+@pytest.mark.parametrize('there, name, says', [
+    ('project/src/__init__.py', 'src', True), ('project/tools/src.py', 'src', True), ('here/src.py', 'src', True),
+    ('project/tools/deep/src.py', 'src', False), ('project/src/more.py', 'other', False),
+])
+def test_a_package_that_lies_above_the_script_needs_no_installation(tmp_path, monkeypatch, there, name, says):
+    tree(tmp_path, {'here/a': '', there: '', 'project/tools/scripts/train.py': ''})
+    monkeypatch.chdir(tmp_path / 'here')
+    report = findings.Report(0)
+    details = {'words': ['-u', str(tmp_path / 'project/tools/scripts/train.py')]}
+    program.check_imports(report, {'wrong': [f"line 1: import a: ModuleNotFoundError: No module named '{name}.a'", True]}, details)
+    [(_, _, _, remedy, _)] = report.sorted()
+    place = tmp_path / re.sub('/src.*', '', there)
+    assert remedy == (f'export PYTHONPATH={place}: it lies there' if says else 'install the missing package where all nodes see it')
 
 
 # --- PyTorch's own variables

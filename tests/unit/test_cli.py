@@ -118,18 +118,6 @@ def test_encoding_that_lacks_a_character(environ, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_env(environ, tmp_path):
-    env = activated(evaluate('', environ))
-    easyblocks = env.pop('EASYBUILD_INCLUDE_EASYBLOCKS')
-    assert '%s/easyblocks/generic/*.py' % ROOT in easyblocks.split(',')
-    assert env == {
-        'EASYBUILD_ROBOT_PATHS': '%s/easyconfigs:' % ROOT, 'EASYBUILD_HOOKS': '%s/hooks/slingshot_hooks.py' % ROOT,
-        'EASYBUILD_SEARCH_PATHS': '%s/patches' % ROOT,
-        'EASYBUILD_SOURCEPATH': '%s/.local/easybuild/sources:%s/patches:%s/runscripts' % (tmp_path, ROOT, ROOT),
-        'SLINGTORCH_SITE': 'local', 'SLINGTORCH_SITE_DETECTED': 'local: for any machine',
-    }
-
-
 def test_code_for_a_shell_and_notes_for_the_user(environ, tmp_path):
     (tmp_path / 'tmp').mkdir()
     environ.update(SLINGTORCH_SITE_DETECTED='local: for any machine', MODULEPATH='', TMPDIR=str(tmp_path / 'tmp'))

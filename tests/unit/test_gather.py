@@ -536,6 +536,14 @@ def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_say
                     'On this node, 127.0.0.1 is a loopback address: see its /etc/hosts [no store]')
 
 
+@pytest.mark.parametrize('rank, source, says', [('2', '127.0.0.1', True), ('0', '127.0.0.1', False), ('2', '10.0.0.9', False)])
+def test_a_node_that_is_itself_named_as_the_one_of_rank_0_says_so(monkeypatch, rank, source, says):
+    monkeypatch.setattr(meet.network, 'is_loopback', lambda address: False)
+    monkeypatch.setattr(meet.network, 'source_of', lambda address: source)
+    said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1', 'RANK': rank})
+    assert ('MASTER_ADDR is this node, but rank 0 is on another one' in said) == says
+
+
 def test_a_program_that_answers_at_the_port_is_said():
     with socket.create_server(('127.0.0.1', 0)) as server:
         said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
