@@ -57,15 +57,6 @@ def test_planted_faults_are_named_and_nothing_is_trained(job):
     assert all(ranks == list(range(4)) for level in ('red', 'yellow') for _, ranks in of_level(found, level).values())
 
 
-def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(job):
-    done, found = job(*PRINT, NCCL_PAT_ENABLE='3', FI_LOG_LEVEL='loud', FI_CXI_RDV_PROTO='alt_read',
-                      GLOO_SOCKET_IFNAME='hsn0', SLINGTORCH_CHECK_IGNORE='interface')
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('training') == 4 and not red(found)
-    assert set(of_level(found, 'ignored')) == {'interface'}
-    assert {'variable', 'value'} <= set(of_level(found, 'yellow')) and ' 0 RED, 1 ignored, ' in done.stderr
-
-
 def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, tmp_path):
     """Gloo does not start on the second one. That a node which does not answer is bad as well: test_vet_jobs.py."""
     python = tmp_path / 'bin/python'

@@ -15,7 +15,8 @@ LAUNCHER = r'(torchrun|openmpi|hydra|flux|slurm|pals|pmi|horovod|manual|none)'
 VALUES = [
     (re.escape(str(ROOT)), 'ROOT'), (r'/\S*/machine-\d+\b', 'COPY'), (rf'\b{re.escape(socket.gethostname())}\b', 'HOST'), (r'[0-9a-f]{64}', 'SHA256'),
     (r'/\S*/(?=[^/\s]+ is missing)|(?<=\')/[^\']*/(?=[^/\']+\')', 'DIR/'), (r'\d+', 'N'),
-    (r"='[^']+'", "='VALUE'"), (r'(host name: |character N: ).*(?=\. (A list|Slurm sets|Call get))', r'\1TEXT'),
+    (r"='[^']*'", "='VALUE'"), (r"(?<=printed )'.*'(?=, not HOST)", 'TEXT'), (r'(?<=squashfs to )\S+(?= in N s)', 'DIR'),
+    (r"(?<=cache directory )'[^']+'|(?<=Remove )'DIR/caches/[^']+'", "'DIR'"), (r'(host name: |character N: ).*(?=\. (A list|Slurm sets|Call get))', r'\1TEXT'),
     (r'DIR/\S+ is missing', 'FILE is missing'), (r'--torchrun: --\S+ is set', '--torchrun: OPTION is set'),
     (r'alone: \S+ is a variable', 'alone: NAME=VALUE is a variable'), (r'in the cgroup \S+ but', 'in the cgroup FILE, but'),
     (r'nodes \(\w+: N\)', 'nodes (NAME: N)'), (r'\b\w+=N and \w+=N \(\w+\)', 'NAME=N and NAME=N (LAUNCHER)'),

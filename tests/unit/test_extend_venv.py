@@ -19,8 +19,7 @@ OWN_PYTHON = os.path.realpath(sys.executable)
 
 def call(command, env=None, **more):
     env = {'PATH': '/usr/bin:/bin', **(env or {})}
-    return subprocess.run([str(word) for word in command], env=env, text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+    return subprocess.run([str(word) for word in command], env=env, text=True, stdin=subprocess.DEVNULL, capture_output=True, **more)
 
 
 def make(path, tool='venv', python=OWN_PYTHON, options=('--system-site-packages',)):
@@ -244,18 +243,15 @@ def test_wrong_use(module, args):
     assert 'Usage: extend-venv-activate DIR' in module.refuses(*args, status=2)
 
 
-def test_no_environment(module, tmp_path):
-    assert f'python -m venv --system-site-packages {tmp_path}/gone' in module.refuses(tmp_path / 'gone')
-    assert 'not a virtual environment with a bin/activate' in module.refuses(tmp_path)
-    assert "the module's own environment" in module.refuses(module.root)
-
-
 @pytest.mark.parametrize('env', [
     {'LOADEDMODULES': ''}, {'EBROOTPYTORCH': ''}, {'EBROOTPYTORCH': '/usr'}, {'SLINGTORCH_MODULE_PYTORCH': ''},
 ])
-def test_module_is_not_loaded(module, venv, env):
+def test_no_environment_or_no_module(module, venv, env, tmp_path):
     before = tree(venv)
     assert f'the module of this command, in {module.root}, is not loaded' in module.refuses(venv, env=env)
+    for directory, words in ((tmp_path / 'gone', f'python -m venv --system-site-packages {tmp_path}/gone'),
+                             (tmp_path, 'with a bin/activate'), (module.root, "the module's own environment")):
+        assert words in module.refuses(directory)
     assert tree(venv) == before
 
 

@@ -4,7 +4,6 @@
 import os
 import pathlib
 import shutil
-import stat
 import subprocess
 import tempfile
 
@@ -16,9 +15,9 @@ from testbed import messages
 GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-master"
 
 
-def get_master(*args, env=(), program=GET_MASTER):
-    return subprocess.run([str(program), *args], env={"PATH": "/usr/bin:/bin", **dict(env)}, capture_output=True,
-                          text=True, timeout=300)
+def get_master(*args, env=(), **more):
+    return subprocess.run([str(GET_MASTER), *args], env={"PATH": "/usr/bin:/bin", **dict(env)}, capture_output=True,
+                          text=True, timeout=300, **more)
 
 
 def first(*args, **more):
@@ -63,15 +62,10 @@ def test_malformed(hostlist, place):
     assert f", see character {place}: " in message and "A list looks like nid[" in message
 
 
-def test_range_the_wrong_way_round():
+def test_range_the_wrong_way_round_and_a_file_named_like_the_pattern(tmp_path):
     assert "LOW-HIGH" in error("nid[5-1]") and "18 digits" in error("nid[1-9999999999999999999]")
-
-
-def test_a_file_named_like_the_pattern_changes_nothing(tmp_path):
     (tmp_path / "nid1").touch()
-    done = subprocess.run([str(GET_MASTER), "nid[1-2]*"], cwd=str(tmp_path), stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE)
-    assert done.returncode == 2
+    error("nid[1-2]*", cwd=tmp_path)
 
 
 def test_usage():
@@ -85,17 +79,14 @@ def test_usage():
 def test_where_the_list_comes_from(tmp_path):
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\n")
+    sge = tmp_path / "sge"
+    sge.write_text("sge1 2 all.q UNDEFINED\n")
     env = {"SLURM_STEP_NODELIST": "step[1-2]", "SLURM_JOB_NODELIST": "job[1-2]", "SLURM_NODELIST": "old[1-2]",
-           "PBS_NODEFILE": str(nodes)}
-    for name, host in (("SLURM_STEP_NODELIST", "step1"), ("SLURM_JOB_NODELIST", "job1"), ("SLURM_NODELIST", "old1"),
-                       ("PBS_NODEFILE", "pbs1")):
+           "PBS_NODEFILE": str(nodes), "LSB_DJOB_HOSTFILE": str(nodes), "PE_HOSTFILE": str(sge)}
+    for name, host in zip(env, ("step1", "job1", "old1", "pbs1", "pbs1", "sge1")):
         assert first(env=env) == host
         env[name] = ""
-    message = error(env=env, status=1)
-    assert all(
-        name in message
-        for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE", "get-master nid[001-004]")
-    )
+    error(env=env, status=1)
     assert first("arg1", env={"SLURM_STEP_NODELIST": "step1"}) == "arg1"
     assert error(env={"SLURM_JOB_NODELIST": "nid[1-"}).startswith("get-master: SLURM_JOB_NODELIST: ")
 
@@ -127,14 +118,9 @@ def test_node_file_of_someone_else():
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         nodes = pathlib.Path(name, "nodes")
-        nodes.write_text("node1\n")
-        nodes.chmod(stat.S_IRUSR)
-        program = shutil.copy(str(GET_MASTER), name)
-        done = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program],
-                              env={"PATH": "/usr/bin:/bin", "PBS_NODEFILE": str(nodes)}, capture_output=True,
-                              text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "cannot be read by user id 65534" in done.stderr
+        nodes.touch(0o400)
+        shutil.copy(GET_MASTER, name)
+        error(env={"PBS_NODEFILE": str(nodes)}, status=1, executable=f"{name}/get-master", user=65534, group=65534, extra_groups=[])
 
 
 def test_sourced_it_defines_functions_and_changes_nothing():
@@ -156,8 +142,7 @@ def test_sourced_it_defines_functions_and_changes_nothing():
 ])
 def test_how_many_hosts(hostlist, count):
     program = f'. "{GET_MASTER}"; first_of_hostlist "{hostlist}" count && echo $host_count'
-    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, text=True)
-    assert done.stdout == f"{count}\n"
+    assert subprocess.check_output(["bash", "-uc", program], text=True) == f"{count}\n"
 
 
 @pytest.mark.parametrize("form", ["range", "single"])
