@@ -16,7 +16,7 @@ import tarfile
 import threading
 
 import pytest
-from testbed import only_root, smallimage
+from testbed import smallimage
 
 SIF_CONFIG, SIF_LAYER = 'application/vnd.sylabs.sif.config.v1+json', 'application/vnd.sylabs.sif.layer.v1.sif'
 OCI = 'application/vnd.oci.image.{}'
@@ -201,20 +201,6 @@ def test_cache_that_the_user_names(site, docker, registry):
     site.env['APPTAINER_CACHEDIR'] = str(site.directory / 'mine')
     assert f'the download stays in {site.directory}/mine' in site.eb(image_address=docker)
     assert list((site.directory / 'mine').rglob('*'))
-
-
-def test_cache_that_is_full(site, docker):
-    """A file system with room for nothing."""
-    only_root('mounts a file system')
-    full = site.directory / 'full'
-    full.mkdir()
-    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16k', 'full', full], check=True)
-    try:
-        site.env['APPTAINER_CACHEDIR'] = str(full)
-        out = site.fails(image_address=docker)
-    finally:
-        subprocess.run(['umount', '--lazy', full], check=True)
-    assert 'there is no space left' in out
 
 
 # --- GPUs

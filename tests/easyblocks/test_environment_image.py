@@ -84,22 +84,6 @@ def test_python_of_the_distribution(eb_env, tmp_path):
     assert done.stdout.startswith(f'{tmp_path}/there/lib/')
 
 
-def test_no_mksquashfs(eb_env, tmp_path):
-    tiny = stagedenv.write_easyconfig(tmp_path)
-    bin_dir = tmp_path / 'bin'
-    bin_dir.mkdir()
-    for directory in ('/usr/bin', '/bin'):
-        for program in pathlib.Path(directory).iterdir():
-            if program.name != 'mksquashfs' and not (bin_dir / program.name).is_symlink():
-                (bin_dir / program.name).symlink_to(program)
-    path = ':'.join(part for part in eb_env.env['PATH'].split(':') if not os.path.exists(f'{part}/mksquashfs'))
-    done = eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PATH': f'{path}:{bin_dir}'}, check=False)
-    said = ' '.join(done.stderr.split())
-    assert done.returncode != 0 and 'environment_image needs the command mksquashfs' in said
-    assert 'package squashfs-tools' in said and '--try-amend=environment_image=False' in said
-    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
-
-
 def test_run_paths_lead_into_the_image(unpacked, tmp_path):
     """The place of the interpreter's own libraries is not even looked into: the search of each is a call."""
     trace = tmp_path / 'trace'

@@ -425,15 +425,6 @@ def test_index_that_pip_does_not_trust(tiny):
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
-def test_nothing_for_that_python(tiny):
-    tiny.wheel('delta', '1.0', tag='cp310-cp310-manylinux_2_17_x86_64')
-    tiny.write("['delta==1.0']", "['3.13']")
-    done = tiny.lock(check=False)
-    assert done.returncode == 1 and 'failed for Python 3.13 on manylinux_2_28_x86_64' in said(done)
-    assert 'we only found wheels for `delta` (v1.0) with the following Python ABI tag: `cp310`' in said(done)
-    assert 'wheel_platform' in said(done)
-
-
 def test_without_uv(tiny):
     tiny.pip_env['SLINGTORCH_UV'] = ''
     done = tiny.lock(check=False)

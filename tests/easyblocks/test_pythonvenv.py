@@ -2,8 +2,6 @@
 """The PythonVenv easyblock, through real `eb`, with tiny wheels."""
 import contextlib
 import functools
-import hashlib
-import http.server
 import os
 import pathlib
 import re
@@ -15,7 +13,7 @@ import time
 
 import pytest
 
-from testbed import ORDINARY, ROOT, forkedeb, quickvenv, run, serving, wheels
+from testbed import ORDINARY, ROOT, forkedeb, quickvenv, run, wheels
 from testbed.easybuild import BIN, EasyBuild
 from testbed.expected import expected
 
@@ -274,82 +272,6 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
         assert {'alpha==1.0', 'beta==1.5'} < set(listed.split())
 
 
-@contextlib.contextmanager
-def index_server(tiny, answer=bytes):
-    """
-    Address of a package index with the wheels, and the paths it is asked for.
-
-    :param answer: function: what is sent of a file's content; less than all of it is a connection that ends early
-    """
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            found = [wheel for wheel in tiny.wheels if wheel.name == self.path.split('/')[-1]]
-            names = [wheel.name for wheel in tiny.wheels if wheel.name.startswith(self.path.split('/')[-2])]
-            page = ''.join(f'<a href="/wheels/{name}">{name}</a>' for name in names).encode()
-            self.send_response(200)
-            self.send_header('Content-Type', 'application/octet-stream' if found else 'text/html')
-            content = found[0].read_bytes() if found else page
-            self.send_header('Content-Length', str(len(content)))
-            self.end_headers()
-            self.wfile.write(answer(content) if found else content)
-
-        def log_message(self, *args):
-            pass
-
-    with serving(Handler) as address:
-        yield f'{address}/simple', asked
-
-
-DIRECT = {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1'}
-
-
-def changed(content):
-    """A file of the same length with another byte."""
-    return content[:-1] + bytes([content[-1] ^ 1])
-
-
-def test_index_that_answers_with_another_file(tiny, eb_env):
-    with index_server(tiny, changed) as (address, asked):
-        done = eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
-        assert done.returncode == 42, output(done)      # EasyBuild's status for a wrong checksum
-        got = hashlib.sha256(changed(tiny.wheels[0].read_bytes())).hexdigest()
-        assert 'alpha==1.0 from http' in output(done) and f'Got        {got}' in output(done)
-        assert f'packages of {tiny.lock_file} failed' in output(done) and 'do not install it' in output(done)
-        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
-    assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
-    assert [path for path in asked if path.endswith('.whl')]
-
-
-def half(content):
-    """What comes of a file when the connection ends early."""
-    return content[:len(content) // 2]
-
-
-def test_download_that_is_cut(tiny, eb_env):
-    """Nothing is installed of it, and the same command does it where the connection holds."""
-    with index_server(tiny, half) as (address, _):
-        done = eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
-        assert done.returncode != 0 and 'Downloading the packages of' in output(done), output(done)
-        assert "'eb --fetch' downloads it again" in output(done), output(done)
-        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
-        assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
-    with index_server(tiny) as (address, _):
-        eb_env('--fetch', tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address})
-    assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
-
-
-def test_malformed_address_of_a_proxy(tiny, eb_env):
-    # with the index that pip asks by itself
-    env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': None, 'https_proxy': 'http://', 'no_proxy': '', 'PIP_NO_INDEX': None}
-    done = eb_env(tiny.easyconfig, env=env, check=False)
-    assert done.returncode != 0 and 'Traceback' not in output(done)
-    said = ' '.join(done.stderr.split())
-    assert '$https_proxy, $http_proxy and $all_proxy' in said and 'must have the form http://HOST:PORT' in said
-
-
 @pytest.mark.parametrize('what', ['wheel', 'directory'])
 def test_what_may_not_be_read_is_named(tiny, eb_env, tmp_path, what):
     tiny.have(eb_env)
@@ -389,13 +311,6 @@ def test_what_is_missing_or_does_not_fit(tiny, eb_env, steps):
     assert "Runscript 'conda-python-simple' was not found" in wrong(sourcepath=f'{eb_env.prefix}/sources')
 
 
-def test_packages_that_do_not_fit_fail_the_sanity_check(tiny, eb_env):
-    tiny.write(options="sanity_check_packages = {'alpha': '2.0'}")
-    done = eb_env(tiny.easyconfig, env=tiny.have(eb_env), check=False)
-    assert done.returncode == 45 and 'alpha is 1.0, not 2.0' in output(done)
-    assert not list(eb_env.modulepath.glob('PyTorch/*'))
-
-
 @contextlib.contextmanager
 def small_disk(path, size):
     """A file system of a few megabytes."""
@@ -421,18 +336,6 @@ def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path):
         assert not (disk / 'software/PyTorch/0.1-tiny/bin').exists()
         assert not list(disk.glob('modules/all/PyTorch/*'))
         assert not list(disk.glob('software/PyTorch/0.1-tiny/*')), 'the space is free again'
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
-def test_full_disk_while_downloading(tiny, eb_env, tmp_path):
-    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(6_000_000)}))
-    tiny.write()
-    with small_disk(tmp_path / 'small', '4m') as disk, index_server(tiny) as (address, _):
-        path = f'{disk}:{ROOT}/runscripts'
-        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
-        assert done.returncode != 0 and f'Downloading the packages of {tiny.lock_file} failed (to {disk}' in output(done)
-        assert 'Free some space' in output(done), output(done)
-        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
 
 
 def start_installation(tiny, eb_env, *options, root=None):

@@ -43,17 +43,6 @@ def test_options_reach_the_build(installed):
     assert f'set(MPI_C_COMPILER "{installed.mpich}/bin/mpicc" CACHE FILEPATH "")' in installed.built['preset']
 
 
-def test_environment_is_made_by_conda_offline(installed):
-    fetch, make = installed.derecho.conda_calls
-    assert '--download-only' in fetch and '--offline' in fetch
-    assert '--download-only' not in make and '--offline' in make and str(installed.root) in make
-    for call in (fetch, make):
-        assert f'CONDA_PKGS_DIRS={installed.sources.directory}/p/PyTorch/conda ' in call
-        assert '--override-channels --channel conda-forge' in call
-        for package in ('python=3.11', 'cusparselt', 'numpy<2', 'pytorch::magma-cuda121', 'ninja', 'sympy'):
-            assert package in call
-
-
 def test_libraries_hold_the_transport_layer(installed):
     library = next(installed.root.glob('lib/python3*/site-packages/torch/lib/libtorch_cpu.so'))
     dynamic = run(['readelf', '-d', library]).stdout

@@ -176,10 +176,6 @@ def test_mkl_of_the_environment(site, plain):
     assert f'-Wl,-rpath,{root}/lib ' not in plain[1]['LDFLAGS']
 
 
-def test_no_blas(site):
-    assert 'Did not find a supported BLAS in dependencies' in site.fails(drop=['blas'])     # EasyBuild's words
-
-
 def test_no_cuda_architectures(site):
     assert 'List of CUDA compute capabilities must be specified' in site.fails(drop=['cuda_compute'])
 
@@ -218,17 +214,6 @@ def test_parameters_of_the_user(site, plain):
         "extra_packages += ['einops']", drop=['custom_opts'], env=site.with_ccache)[0]
     assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
     assert site.derecho.conda_calls[-1].endswith(' einops')
-
-
-def test_no_conda(own_site):
-    (own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda').unlink()
-    assert 'conda is not in $PATH: does the module conda/latest provide it?' in own_site.fails()    # test_units.py
-
-
-def test_conda_without_network(own_site):
-    derecho.script(own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda',
-                   '#!/bin/sh\necho "CondaHTTPError: HTTP 000 CONNECTION FAILED" >&2; exit 1\n')
-    assert 'CondaHTTPError' in own_site.fails()     # test_units.py
 
 
 # --- other flavours

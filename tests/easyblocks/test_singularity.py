@@ -147,11 +147,6 @@ def test_unreadable_central_image(site):
     assert f'The image {NAME} cannot be read; ask its owner for read permission: {image}' in out
 
 
-def test_truncated(site, refused):
-    os.truncate(site.image, 60_000)
-    assert f'{site.image} is truncated: it has 60000 of 100000 bytes' in refused()
-
-
 def test_not_a_sif(site, refused):
     site.image.write_bytes(b'<html>404 Not Found</html>')
     out = refused()
@@ -326,26 +321,6 @@ def test_directory_that_cannot_be_mounted(site, steps):
     said = steps(site.eb_, site.easyconfig(), f'--installpath={site.directory}/a,b', env=site.env, last='checksum')['error']
     assert said == (f'The installation directory is {site.directory}/a,b/software/Small/1.0, but containers cannot mount a path '
                     'that has a comma, a colon, a quote or a dollar. Install elsewhere: --prefix or --installpath')
-
-
-def test_registry_and_definition_need_a_runtime(site, refused):
-    site.image.unlink()
-    address = 'docker://example.org/pytorch@sha256:' + 'a' * 64
-    assert 'Neither singularity nor apptainer is in PATH' in refused(image_address=address)
-    (site.sources / 'small.def').write_text('Bootstrap: scratch\n')
-    assert 'Neither singularity nor apptainer is in PATH' in site.fails(sources=['small.def'])
-
-
-def test_settings_of_the_runtime(site, refused):
-    """Its directories are the user's, and no bind mount is."""
-    (site.sources / 'apptainer').write_text('#!/bin/sh\nenv | grep -E "BIND|CACHEDIR"; exit 1\n')
-    (site.sources / 'apptainer').chmod(0o755)
-    site.env.update(PATH=f'{site.sources}:{site.env["PATH"]}', SINGULARITY_BIND='/nowhere', APPTAINER_BINDPATH='/nowhere',
-                    SINGULARITY_CACHEDIR=str(site.central))
-    said = refused(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
-    assert f'APPTAINER_CACHEDIR={site.central}' in said and '/nowhere' not in said
-    site.env['APPTAINER_CACHEDIR'] = '/proc'
-    assert 'runtime cannot use /proc ($APPTAINER_CACHEDIR): ' in refused(image_address='oras://x/y@sha256:' + 'a' * 64)
 
 
 def test_module_only_by_force_without_an_image(site):

@@ -128,20 +128,6 @@ def refused(machine, *words, args=(MPICH, ELSEWHERE), name=LOCAL):
         assert word in said(done)
 
 
-def test_other_mpi_than_built_with(machine, tmp_path):
-    """MPICH's name, and Open MPI in the file: it is found first in a job."""
-    copy = machine.root(LOCAL).with_name('kept')
-    shutil.copytree(machine.root(LOCAL), copy)
-    library = library_of(machine.root(LOCAL))
-    try:
-        run(['patchelf', '--replace-needed', 'libmpich.so.12', 'libmpi.so.40', library])
-        refused(machine, 'slingmpi uses /', 'libmpi.so.40', 'mpicxx.mpich, whose MPI is /', 'LD_LIBRARY_PATH',
-                args=[MPICH, '--sanity-check-only'])
-    finally:
-        shutil.rmtree(machine.root(LOCAL))
-        os.rename(copy, machine.root(LOCAL))
-
-
 def test_ranks_that_fail(machine):
     """The stand-in cannot reduce: what it printed is shown."""
     done = machine.eb(LOCAL, MPICH, '--sanity-check-only', check=False)

@@ -77,6 +77,16 @@ def test_commands_of_an_image_that_fail(monkeypatch):
         environment_image.run_tree_python('/nowhere', 'pass')
 
 
+def test_image_without_mksquashfs(load_block, monkeypatch):
+    monkeypatch.setattr(environment_image, 'which', lambda *_, **__: None)
+    venv = instance_of(load_block('generic.pythonvenv').PythonVenv, {'environment_image': True})
+    environment = instance_of(load_block('generic.pythonenvironment').PythonEnvironment, {'environment_image': True})
+    for step in (venv.configure_step, environment.install_step):
+        assert error_of(step) == (
+            'environment_image needs the command mksquashfs, but it is not in $PATH. Install the package squashfs-tools (SUSE: '
+            'squashfs) or load its module; to make no image: --try-amend=environment_image=False')
+
+
 def test_files_of_another_file_system_are_copied(monkeypatch, tmp_path):
     monkeypatch.setattr(environment_image.os, 'link', lambda *_: os.stat('/nowhere'))
     (tmp_path / 'a').write_text('text')
