@@ -17,6 +17,7 @@ import pytest
 import test_sites
 from slingtorch import sites
 from slingtorch.sites import draft, probe as site_probe, write as sitefile
+from testbed import raising
 from testbed.expected import expected
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
@@ -150,12 +151,7 @@ def test_complete_keeps_what_was_edited(person):
     """Edited values, comments, own sections."""
     person.new(recorded('infiniband-h100'))
     text = re.sub('gpus_per_node = .*', 'gpus_per_node = 2', person.path.read_text())
-    text = text.replace('[site]', '# mine, all mine\n[site]') + '''
-[env NCCL_SOCKET_IFNAME]
-value = eth7
-reason = I know better
-source = me
-'''
+    text = text.replace('[site]', '# mine, all mine\n[site]') + test_sites.ENV.replace('CROSS_NIC', 'SOCKET_IFNAME').replace('1', 'eth7')
     person.path.write_text(text)
     person.complete(recorded('infiniband-h100', node=True))
     now = person.path.read_text()
@@ -299,10 +295,7 @@ def test_disk_full(person, monkeypatch):
     """The file that was there stays, and nothing beside it."""
     person.new(recorded('infiniband-h100'))
     before = person.path.read_text()
-
-    def chmod(*_):
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(sitefile.os, 'chmod', chmod)
+    monkeypatch.setattr(sitefile.os, 'chmod', raising(OSError(28, 'No space left on device')))
     with pytest.raises(sites.SiteError, match='sites/mine.cfg could not be written: No space left on device$'):
         person.complete(recorded('infiniband-h100', node=True))
     assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before

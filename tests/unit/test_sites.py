@@ -7,6 +7,7 @@ import re
 import pytest
 
 from slingtorch import sites
+from testbed import raising
 from testbed.expected import expected
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -290,11 +291,7 @@ def test_variable_that_leads_to_what_everybody_may_write(site_dir, name, mode, r
 
 def test_directory_whose_files_cannot_be_listed(site_dir, monkeypatch):
     environ = site_dir(mine=SITE)
-
-    def listdir(path):
-        raise PermissionError(13, 'Permission denied', path)
-
-    monkeypatch.setattr(sites.os, 'listdir', listdir)
+    monkeypatch.setattr(sites.os, 'listdir', raising(PermissionError(13, 'Permission denied')))
     with pytest.raises(sites.SiteError, match='in .SLINGTORCH_SITES_PATH cannot be read: Perm'):
         sites.load('mine', environ)
 
