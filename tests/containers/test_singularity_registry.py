@@ -259,11 +259,6 @@ def test_registry_does_not_answer(site):
     assert 'the registry does not answer' in out and "run 'eb --fetch' on a login node first" in out
 
 
-def test_registry_has_no_such_image(site, docker, registry):
-    out = site.fails(image_address=docker[:-64] + 'b' * 64)
-    assert 'the registry has no such image' in out and 'Compare address and digest' in out
-
-
 def test_registry_for_members(site, docker, registry):
     """The runtime's own login opens it; the password gets into nothing that EasyBuild keeps."""
     registry.account = 'me:aVerySecretWord'

@@ -249,12 +249,6 @@ def test_called_through_links_and_relative_paths(small, tmp_path):
     assert done.stdout == '/user-software/venv/mine\n'
 
 
-def test_runscript_typed_outside(small):
-    """'srun conda-python-distributed train.py' is the runscript and the Python in the container, as with in-container."""
-    code = 'import os, sys; print(os.environ["WORLD_SIZE"], sys.prefix)'
-    assert small('conda-python-distributed', '-c', code).stdout == '1 /user-software/venv/mine\n'
-
-
 def test_start_shell(small):
     done = small('start-shell', '-c', 'echo "$0 $1 $VIRTUAL_ENV"', 'name', 'a b')
     assert done.stdout == 'name a b /user-software/venv/mine\n'

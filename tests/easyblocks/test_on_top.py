@@ -5,10 +5,6 @@ import re
 from testbed import ROOT, run, wheels
 
 
-WAYS = {'PythonPackage': "sources = ['alone-1.0-py3-none-any.whl']",
-        'PythonBundle': "exts_list = [('bundled', '1.0', {'source_tmpl': 'bundled-1.0-py3-none-any.whl'})]"}
-
-
 def test_module_as_dependency(eb_env, lmod, tmp_path):
     index = eb_env.prefix / 'sources/p/PyTorch/wheels'
     alpha, *_ = [wheels.make_wheel(index, name, '1.0') for name in ('alpha', 'alone', 'bundled')]
@@ -16,7 +12,9 @@ def test_module_as_dependency(eb_env, lmod, tmp_path):
     lock.write_text(wheels.lock_text([alpha]))
     lock.with_suffix('.eb').write_text(wheels.tiny_easyconfig(lock))
     eb_env(lock.with_suffix('.eb'))
-    for (easyblock, what), name in zip(WAYS.items(), ('alone', 'bundled')):
+    for name, easyblock, what in (
+            ('alone', 'PythonPackage', "sources = ['alone-1.0-py3-none-any.whl']"),
+            ('bundled', 'PythonBundle', "exts_list = [('bundled', '1.0', {'source_tmpl': 'bundled-1.0-py3-none-any.whl'})]")):
         (tmp_path / f'{name}-1.0.eb').write_text(f'''
 easyblock = '{easyblock}'
 

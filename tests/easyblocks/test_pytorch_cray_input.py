@@ -201,12 +201,6 @@ def test_upstream_form_of_the_check(own_site):
     assert ('-DMPIX_GPU_SUPPORT_CUDA=1' in flags) == ('MPIX_GPU_SUPPORT_CUDA' not in header)
 
 
-@pytest.fixture(scope='module')
-def without_ccache(tmp_path_factory):
-    """An environment without ccache."""
-    return {'PATH': path_without('ccache', tmp_path_factory.mktemp('without') / 'bin')}
-
-
 def test_parameters_of_the_user(site, plain):
     """Custom options win; more packages."""
     options = site.works(
@@ -218,8 +212,9 @@ def test_parameters_of_the_user(site, plain):
 
 # --- other flavours
 
-def test_processors_alone(site, without_ccache):
+def test_processors_alone(site, tmp_path):
     """And without ccache, and without the patch for GPUs."""
+    without_ccache = {'PATH': path_without('ccache', tmp_path / 'bin')}
     options, environ = site.works(drop=NO_GPU, env=without_ccache, replace=WITHOUT_PATCH)
     expected = {'USE_CUDA': '0', 'USE_NCCL': '0', 'USE_CUDNN': '0', 'USE_MPI': '1', 'USE_ROCM': '0', 'USE_CCACHE': '0'}
     assert {name: options[name] for name in expected} == expected

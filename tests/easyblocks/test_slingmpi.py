@@ -121,8 +121,8 @@ def test_ways_of_eb(machine):
 ELSEWHERE = '--try-amend=versionsuffix=-elsewhere'
 
 
-def refused(machine, *words, args=(MPICH, ELSEWHERE), name=LOCAL):
-    done = machine.install(name, *args, check=False)
+def refused(machine, *words, args=(MPICH, ELSEWHERE)):
+    done = machine.install(LOCAL, *args, check=False)
     assert done.returncode != 0
     for word in words:
         assert word in said(done)

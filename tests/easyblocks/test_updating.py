@@ -203,11 +203,6 @@ def test_nothing_is_renewed(installed, options):
     assert copies(installed.venv) == before and 'Nothing is installed' not in said(done)
 
 
-def test_module_of_what_is_not_installed(installed, tmp_path):
-    done = installed.eb(installed.easyconfigs[0], *RENEW, env={'EASYBUILD_PREFIX': tmp_path, 'EASYBUILD_INSTALLPATH': None})
-    assert f'Nothing is installed in {tmp_path}/software/' in done.stderr
-
-
 def test_status(installed):
     """A table for people, and a command that renews all when it is pasted."""
     installed.eb(*installed.easyconfigs, *RENEW)

@@ -12,10 +12,7 @@ from testbed.easybuild import EasyBuild
 
 
 class Site:
-    """Modules of CUDA, a plugin and a system's NCCL, and an easyconfig with the toy.
-
-    :ivar plugin: path of the plugin's library
-    """
+    """Modules of CUDA and a plugin, and an easyconfig with the toy."""
 
     def __init__(self, directory, lmod):
         self.dir = directory
@@ -23,12 +20,9 @@ class Site:
         self.modules = directory / 'modules'
         self.metadata = ''
         self.module('cuda', 'CUDA', '12.9.0')
-        self.plugin = self.module('plugin', 'aws-ofi-nccl', '1.19.2',
-                                  'prepend_path("LD_LIBRARY_PATH", "{root}/lib")') / 'lib/libnccl-net.so'
-        system_nccl = self.module('nccl', 'NCCL', '2.30.4') / 'lib/libnccl.so.2'
-        self.make_plugin()
-        source = 'int ncclGetVersion(int *version) { *version = 23004; return 0; }'
-        derecho.shared_library(system_nccl, source=source)
+        plugin = self.module('plugin', 'aws-ofi-nccl', '1.19.2', 'prepend_path("LD_LIBRARY_PATH", "{root}/lib")')
+        runtime = derecho.shared_library(directory / 'opt/cuda/lib64/libcudart.so.12')
+        wheels.toy_plugin(plugin / 'lib/libnccl-net.so', [6, 9, 10], needs=[runtime])
 
     def module(self, name, software, version, text=''):
         """Add a module and what EasyBuild must know of it; its prefix."""
@@ -40,23 +34,17 @@ class Site:
         self.metadata += f'[{name}/{version}]\nname = {software}\nversion = {version}\nprefix = {root}\n'
         return root
 
-    def make_plugin(self, apis=(6, 9, 10), cuda='12'):
-        """The plugin with these versions of its interface, linked with CUDA of this number."""
-        runtime = derecho.shared_library(self.dir / f'opt/cuda/lib64/libcudart.so.{cuda}')
-        wheels.toy_plugin(self.plugin, apis, needs=[runtime])
-
-    def install(self, modules=('cuda/12.9.0', 'plugin/1.19.2'), nccls=('libnccl.so.2',), cuda='12.9', options='',
-                check=True):
+    def install(self, nccls=('libnccl.so.2',), check=True):
         """Install a wheel with these libraries; all that `eb` printed, in one line."""
         index = self.eb.prefix / 'sources/p/PyTorch/wheels'
-        files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda=cuda,
+        files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda='12.9',
                                  nccls={name: 22707 + number for number, name in enumerate(nccls)})
         wheel = wheels.make_wheel(index, 'torch', '2.10.0', files=files)
         lock = self.dir / 'PyTorch-0.1-tiny.lock'
         lock.write_text(wheels.lock_text([wheel]))
         easyconfig = self.dir / 'PyTorch-0.1-tiny.eb'
-        dependencies = ', '.join(f"('{module}', EXTERNAL_MODULE)" for module in modules)
-        easyconfig.write_text(wheels.tiny_easyconfig(lock, f'dependencies = [{dependencies}]\n{options}'))
+        easyconfig.write_text(wheels.tiny_easyconfig(
+            lock, "dependencies = [('cuda/12.9.0', EXTERNAL_MODULE), ('plugin/1.19.2', EXTERNAL_MODULE)]"))
         (self.dir / 'metadata.cfg').write_text(self.metadata)
         done = self.eb(easyconfig, check=check, env={
             'EASYBUILD_EXTERNAL_MODULES_METADATA': self.dir / 'metadata.cfg', 'MODULEPATH': self.modules,
