@@ -298,6 +298,14 @@ def group(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
                 "ask for GPUs, or use 'gloo' if torch.cuda.is_available() is false"
 
 
+def decides(program: 'Program', name: str) -> bool:
+    """Whether a name is compared or given as a rank: others only choose a GPU by it."""
+    return any(named(part) == name for node in program.nodes for part in (
+        [node.left, *node.comparators] if isinstance(node, ast.Compare) else
+        [node.value] if isinstance(node, ast.keyword) and node.arg == 'rank' else
+        [getattr(node.test, 'operand', node.test)] if isinstance(node, (ast.If, ast.IfExp)) else []))
+
+
 def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """Ranks that the program starts again, or sets differently from the launcher."""
     remove = "remove it: conda-python-distributed sets it"
@@ -318,7 +326,7 @@ def ranks(program: 'Program', _: bool) -> 'Iterator[tuple]':
                                         and is_only(node.value, NODE_COUNT)):
                 yield node, False, "sets %s by nodes, but the nodes have several ranks" % name, remove
         if program.world > program.local and re.match(r'(.*\.)?(world_|global_)?rank$', named(target)) and is_only(
-                node.value, LOCAL):
+                node.value, LOCAL) and decides(program, named(target)):
             yield node, False, "uses the local rank as the rank", "read RANK from the environment"
 
 
