@@ -23,7 +23,7 @@ VARIES = (r'(?<=MASTER_PORT=)\d+', r'(?<=PORT differs: )\d+', r'(?<=this Python 
 def whole_findings(monkeypatch, tmp_path):
     """Level, name, text and remedy of each finding must be a line of tests/expected/check-findings.
 
-    UPDATE_EXPECTED=1 adds the lines that are not there.
+    UPDATE_EXPECTED=1, with -n 0, adds the lines that are not there.
     """
     from slingtorch.job import findings     # not before the checkout is chosen (tests/conftest.py)
     said, add = set(), findings.Report.add
