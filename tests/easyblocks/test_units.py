@@ -135,7 +135,7 @@ def test_image_of_a_library_with_another_digest(load_block, monkeypatch, tmp_pat
 
 def test_what_a_container_runtime_means():
     """The end of an output, and the cause and remedy of it."""
-    outputs = ['no space left on device', 'Disk quota exceeded', 'digest mismatch', '401 unauthorized', 'denied: requested access',
+    outputs = ['no space left on device', 'Disk quota exceeded', 'digest mismatch', 'got sha256:a, want sha256:b', '401 unauthorized', 'denied: requested access',
                'manifest unknown', 'dial tcp: no such host', '/dev/fuse: permission denied', 'neither singularity nor apptainer',
                'max_user_namespaces is 0', 'x\n' * 15 + 'other', 'denied\n' + 'x\n' * 15]
     found = {}
