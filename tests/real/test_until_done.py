@@ -277,7 +277,7 @@ def test_minutes_are_counted_where_the_batch_system_sends_nothing(begin, tmp_pat
 
 def test_a_signal_cannot_interrupt_the_parsing_of_a_substitution():
     """Bash 5.2 ended with "unexpected EOF" (status 134) in one of 80 starts on a loaded machine."""
-    caught = UNTIL_DONE.read_text().partition('\n_later() {')[2]
+    caught = UNTIL_DONE.read_text().partition('\n_hand_over() {')[2]
     assert 'trap ' in caught and re.findall(r'(?m).*(?:\$\((?!\()|<\(|`).*', caught) == []
 
 

@@ -134,6 +134,7 @@ def test_until_done(say):
               FAILS=0, PROGRAM='usr1')
         + say('submitted in vain', *command, '--submit', 'exit $FAILS', 'srun', 'train', **slurm, REQUEUE=0, PROGRAM='usr1', FAILS=3)
         + say('cancelled', *srun, **slurm, PROGRAM='term')
+        + say('cancelled while it saves', *srun, **slurm, PROGRAM='saveboth1')
         + say('no end after the signal', *command, '--grace=0', *mpiexec[3:], **pbs, PROGRAM='savedeaf', FAILS=1)
         + say('a node is down', *command, '--spares', '1', *srun[3:], **{**slurm, 'NODES': 'n1 mixed\nn2 idle\nn3 mixed*', 'BAD': ''},
               PROGRAM='0')
