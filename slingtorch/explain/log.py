@@ -101,6 +101,7 @@ class Finding:
         self.count += other.count
         self.ranks |= other.ranks
         self.nodes |= other.nodes
+        self.until = max(self.until, other.until)
         self.details += [detail for detail in other.details if detail not in self.details]
 
     def evidence(self) -> str:

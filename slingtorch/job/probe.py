@@ -137,8 +137,8 @@ class Probe:
         thread.start()
         error = watch.over(thread) or ''.join(failed)
         self.result = copy.deepcopy(result)     # the thread may go on
-        if self.store.number:       # as many as the ranks of this node will need at once
-            many = 2 * int(self.environ.get('LOCAL_WORLD_SIZE', 1))
+        if self.store.number:       # as many as the ranks of this node will open at once, and no more: rank 0 hears all
+            many = int(self.environ.get('LOCAL_WORLD_SIZE', 1))
             self.result['unanswered'] = network.unanswered(int(self.environ.get('MASTER_PORT', 0)), many), many
         if error:
             self.result['error'] = error + network.state(network.connections(), watch.before)

@@ -702,3 +702,11 @@ def test_what_terminate_says_on_two_lines(label):
     assert explain_log.LABEL.sub('', explain_log.readable(f'{label}x'.encode())) == 'x'
     labelled = ''.join(label + line + '\n' for line in TERMINATE.splitlines())
     assert names(labelled) == ['miopen-database']
+
+
+def test_the_last_line_of_two_rules_for_one_fault_counts():
+    """The program may have gone on after the last line of one, but not of the other."""
+    one, other = explain_log.Finding(None), explain_log.Finding(None)
+    one.until, other.until = 5, 9
+    one.merge(other)
+    assert one.until == 9

@@ -104,7 +104,7 @@ def test_the_network_is_tried_with_one_rank_of_each_node(one, monkeypatch, gpu):
     assert one.result == {
         'facts': {'backend': backend, 'address of gloo': '10.0.0.1'}, 'phase': 'collective', 'imported': 1,
         'told': {'sent': ['one'], 'seconds': 0.25}, **({
-            'unanswered': ((23000, 8), 8), 'network': 'IB', 'provider': None, 'plugin': None} if gpu else {})}
+            'unanswered': ((23000, 4), 4), 'network': 'IB', 'provider': None, 'plugin': None} if gpu else {})}
     assert [said['phase'] for said in one.sent] == ['rendezvous', 'collective']
     assert dist.init_process_group.mock_calls == [mock.call(
         backend, store=dist.PrefixStore.return_value, world_size=3, rank=int(gpu), timeout=datetime.timedelta(seconds=5))]
