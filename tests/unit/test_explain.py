@@ -706,7 +706,7 @@ def test_what_terminate_says_on_two_lines(label):
 
 def test_the_last_line_of_two_rules_for_one_fault_counts():
     """The program may have gone on after the last line of one, but not of the other."""
-    one, other = explain_log.Finding(None), explain_log.Finding(None)
+    one, other = explain_log.Finding(RULES[0]), explain_log.Finding(RULES[0])
     one.until, other.until = 5, 9
     one.merge(other)
     assert one.until == 9
