@@ -28,7 +28,7 @@ WAIT = 5
 TRIAL = 1 << 20
 # The default size of /dev/shm in containers, which NCCL's manual ("Troubleshooting", shared memory) calls too small.
 SMALL_SHM = 64 << 20
-# bytes there that batches of images from the workers of a DataLoader exceed
+# what that manual recommends there (--shm-size=1g), where workers of a DataLoader use it, too
 LARGE_SHM = 1 << 30
 # bytes that a tensor or a checkpoint of even a toy model exceeds, and those that one of a real model exceeds
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
