@@ -151,3 +151,12 @@ def test_libraries_that_are_an_mpi(slingmpi):
                         ('libmpi_mpifh.so.40', False), ('libmpi_java.so', False), ('libmpifort.so.12', False)]:
         assert bool(slingmpi._MPI_LIBRARY.match(name)) is found, name
     assert [path for path in slingmpi._mpi_libraries() if '/libmpi' not in path] == []
+
+
+def test_the_store_of_mpi_has_the_time_limit(slingmpi):
+    groups = []
+    slingmpi._load = lambda: SimpleNamespace(start=lambda: (1, 2))
+    slingmpi._group = lambda *words: groups.append(words) or 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        slingmpi._store_of_mpi(3 * SECOND)
+    assert groups == [([0, 1], 3 * SECOND, 'store')]

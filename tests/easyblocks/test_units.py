@@ -803,3 +803,15 @@ def test_python_without_pip(load_block, monkeypatch, code, python):
     monkeypatch.setattr(block, 'run', lambda *words: ran.append(words) or SimpleNamespace(exit_code=code))
     made = instance_of(block.PythonVenv, make_venv=lambda python, path: path)
     assert made.python_with_pip('python3', '/work') == python and ran == [('python3', '-s', '-c', 'import pip')]
+
+
+@pytest.mark.parametrize('glibc, says', [(27, 'is for manylinux_2_28_x86_64, but this machine is x86_64 with glibc 2.27'), (28, 'does not pin')])
+def test_a_lock_file_fits_from_its_glibc_on(load_block, monkeypatch, tmp_path, glibc, says):
+    block = load_block('generic.pythonvenv')
+    (tmp_path / 'a.lock').write_text('')
+    for name, value in (('read_head', ([], ['manylinux_2_28_x86_64'], [])), ('recipe_of', {'wanted': []}),
+                        ('machine_at_hand', (f'glibc 2.{glibc}', glibc, 'x86_64')), ('source_paths', [])):
+        monkeypatch.setattr(block, name, lambda *_, value=value: value)
+    made = instance_of(block.PythonVenv, {'python_versions': []}, lock_file=str(tmp_path / 'a.lock'))
+    made.named_easyconfigs = lambda: ['a.eb']
+    assert says in error_of(made.check_lock_file, '3.11')      # what is looked at next
