@@ -345,7 +345,7 @@ class Log:
             if role == 'timeout' and match.groupdict().get('seq') and len(self.timeouts) < MAX_TRACKED:
                 self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
             elif role == 'work' and len(self.works) < MAX_TRACKED:
-                self.works.setdefault(rank, (match.group('group'), int(match.group('seq')),
+                self.works.setdefault(rank, (match.group('group'), int(match.groupdict().get('seq') or 0),
                                              int(match.group('enqueued'))))
         if role == 'first-failed' and match.group('rank') and self.root is None:
             self.root = int(match.group('rank'))
@@ -383,8 +383,10 @@ class Log:
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
         groups: Dict[str, Dict[int, Tuple[int, str, int]]] = {}
         for rank, (group, seq, enqueued) in self.works.items():
-            if rank in self.timeouts and self.timeouts[rank][0] == seq and re.search(r'\(\w*\)', group):
-                groups.setdefault(group, {})[rank] = (seq, self.timeouts[rank][1], enqueued)
+            # a rank whose own watchdog caught nothing tells only how far it is
+            own, operation = self.timeouts.get(rank, (0, ''))
+            if own == seq and re.search(r'\(\w*\)', group):
+                groups.setdefault(group, {})[rank] = (seq, operation, enqueued)
         for group, members in groups.items():
             self.compare_group(group, members, found, waiting)
         size = max([self.size] + [rank + 1 for rank in self.timeouts])
@@ -400,7 +402,7 @@ class Log:
             operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
         rule = next(rule for rule in self.rules if rule.role == 'difference')
         for seq, called in sorted(operations.items()):
-            if len(called) > 1 and not any(finding.rule.name == rule.name for finding in found):
+            if seq and len(called) > 1 and not any(finding.rule.name == rule.name for finding in found):
                 finding = Finding(rule)
                 finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
                 finding.at, finding.until, finding.soft = waiting.at, waiting.until, False

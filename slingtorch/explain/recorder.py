@@ -5,8 +5,10 @@ The files of PyTorch's flight recorder: which rank did not come to which collect
 They are pickles. Only numbers, texts and containers are read from them, and only what has the form that PyTorch writes
 is kept (torch/csrc/distributed/c10d/FlightRecorder).
 """
+import functools
 import io
 import json
+import operator
 import os
 import pickle
 import re
@@ -118,6 +120,14 @@ def call_text(entry: Entry) -> str:
     return '%s %s%s' % (entry['name'], json.dumps(entry['sizes']), ' at %s:%d' % own[0] if own else '')
 
 
+def kind_of(entry: Entry) -> Any:
+    """What must be the same on all ranks: the operation, and for those that take as much of each rank, how much."""
+    even = re.search(r'all_?reduce|broadcast|_(?:all_?gather|reduce_scatter)_base', entry['name'])
+    sizes = entry['sizes'] if even and isinstance(entry['sizes'], list) else []
+    return entry['name'], tuple(functools.reduce(operator.mul, (size for size in shape if isinstance(size, int)), 1)
+                                for shape in sizes if isinstance(shape, list))
+
+
 def finished(entry: Entry) -> bool:
     """Whether a collective came to its end. gloo's entries have no state but are retired at the end."""
     return entry['state'] == 'completed' or entry['name'].startswith('gloo') and entry['retired']
@@ -147,13 +157,13 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
         ranks = sorted(set(members) & set(dumps) or calls)
         last = {rank: max(calls.get(rank) or [0]) for rank in ranks}
         for number in sorted(set.intersection(*[set(calls.get(rank, ())) for rank in ranks])):
-            by_name: Dict[str, List[int]] = {}
+            by_call: Dict[Any, List[int]] = {}
             for rank in ranks:
-                by_name.setdefault(calls[rank][number]['name'], []).append(rank)
-            if len(by_name) > 1:
+                by_call.setdefault(kind_of(calls[rank][number]), []).append(rank)
+            if len(by_call) > 1:
                 said.append("group %s, collective %d: ranks made different calls: %s" % (name, number, '; '.join(
                     '%s called %s' % (ranks_text(alike), call_text(calls[alike[0]][number]))
-                    for alike in by_name.values())))
+                    for alike in by_call.values())))
                 break
         behind = [rank for rank in ranks if last[rank] < max(last.values())]
         if behind:

@@ -14,8 +14,9 @@ from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
 # variables with directories for caches; MIOpen's have a database with locks (ROCm/MIOpen#2214)
 CACHES = ('MIOPEN_USER_DB_PATH', 'MIOPEN_CUSTOM_CACHE_DIR', 'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')
-# variables that differ from rank to rank, or do not concern the network
-PER_RANK = VISIBILITY + CACHES + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
+# variables that differ from rank to rank or node to node, or do not concern the network
+PER_RANK = VISIBILITY + CACHES + ('FI_CXI_DEVICE_NAME', 'NCCL_HOSTID', 'TORCH_FR_DUMP_TEMP_FILE',
+                                  'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:

@@ -125,12 +125,14 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         look.look_for_plugin(machine, report)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
-        level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
+        # on a machine with nothing but Ethernet, sockets are the network
+        faster = machine.list('sys/class/infiniband') or plugin or provider or report.having(name='plugin')
+        level = 'red' if slow and machine.slingshot() else 'yellow' if slow and faster else 'good'
         report.add(level, 'network', "NCCL runs over %s%s" % (
             "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
-            "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
+            "NCCL_DEBUG_SUBSYS=INIT,NET" if level != 'good' else '')
     variables.check(report, variables.read_table(), mapped, [plugin] if plugin else [], bool(machine.gpus()))
     variables.check_torch(report, machine)
     return mapped

@@ -152,7 +152,7 @@ class Job:
             'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': self.port, 'SLURM_JOB_ID': self.port, 'SLURM_STEP_ID': 0,
             'SLURM_PROCID': rank, 'SLURM_STEP_NUM_TASKS': world, 'SLURMD_NODENAME': name,
             'SLURM_STEP_NODELIST': ','.join(self.nodes), 'SLINGTORCH_CHECK_SECONDS': 20,
-            'SLINGTORCH_JOB_DIR': self.dir,
+            'SLINGTORCH_JOB_DIR': self.dir, 'NCCL_HOSTID': name,
             'PATH': '/nowhere', 'TRITON_CACHE_DIR': cache, 'MIOPEN_USER_DB_PATH': cache,
             **self.env, **self.ranks.get(rank, {}),
         }
@@ -748,7 +748,8 @@ NCCL_IS_THERE = {'maps': ['/a/libnccl.so.2']}
     # NCCL's own word
     (['good network: NCCL runs over AWS Libfabric'], {**NCCL_IS_THERE, 'network': 'AWS Libfabric'}, {}, SLINGSHOT),
     # most clusters need no plugin, and NCCL logs that it found none
-    (['yellow network: NCCL runs over sockets (TCP)'], LOG, {}, {}),
+    (['good network: NCCL runs over sockets (TCP)'], LOG, {}, {}),
+    (['yellow network: NCCL runs over sockets (TCP)'], LOG, {}, {'sys/class/infiniband/mlx5_0/node_type': ''}),
     (['yellow network: NCCL runs', MISSING], LOG, {'NCCL_NET': 'AWS Libfabric'}, {}),
     (['yellow network: NCCL runs', 'yellow plugin: NCCL did not load the plugin: Plugin load returned 0'], LOG, {},
      {'plugin': ''}),

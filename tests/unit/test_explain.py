@@ -432,7 +432,13 @@ NO_PROVIDER = 'n1:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
     ('/var/spool/slurmd/job1/slurm_script: line 9: 4711 User defined signal 1   torchrun train.py', 'signal-usr1'),
     ('NET/OFI Initializing aws-ofi-nccl 1.19.2\nNCCL INFO Connected all rings\n'
      '[TC][rank=3][name=0] Operation timed out after 600004 ms', 'tree-stall collective-timeout'),
+    # PyTorch 2.11.0 with NCCL 2.28.9 on an H200
+    ('ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n'
+     'Last error:\nsocketProgress: Connection closed by remote peer', 'waited peer-gone'),
+    ('[rank0]: ValueError: trying to initialize the default process group twice!', 'group-twice'),
     # sound logs, and what looks like a failure
+    ('[rank0]:[W1127 02:04:16.495586935 Utils.hpp:137] Warning: Environment variable TORCH_NCCL_TRACE_BUFFER_SIZE is '
+     'deprecated; use TORCH_FR_BUFFER_SIZE instead (function operator())\n', ''),
     ('', ''), ('epoch 1 loss 0.5\nepoch 2 loss 0.4\n', ''), ('No errors.\nError rate: 0.1\n', ''),
     ('nid001:1:1 [0] NCCL INFO Using network AWS Libfabric\nnid001:1:1 [0] NCCL INFO Connected all rings\n'
      'nid001:1:1 [0] NCCL INFO Connected all trees\n', ''),
@@ -450,6 +456,22 @@ NO_PROVIDER = 'n1:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
 ])
 def test_which_faults_are_told(log, told):
     assert names(log if log.endswith('\n') else log + '\n') == told.split()
+
+
+def test_a_rank_whose_watchdog_caught_nothing_tells_how_far_it_is():
+    """As PyTorch 2.11.0 wrote it on an H200."""
+    findings, _ = read(
+        '[rank0]:[E1 ProcessGroupNCCL.cpp:689] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, '
+        'OpType=ALLREDUCE, NumelIn=19210, NumelOut=19210, Timeout(ms)=20000) ran for 20016 milliseconds before timing out.\n'
+        '[rank0]:[E1 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank 0]  failure detected by watchdog at work '
+        'sequence id: 9 PG status: last enqueued work: 9, last completed work: 8\n'
+        '[rank1]:[E1 ProcessGroupNCCL.cpp:1914] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a dump signal due to a '
+        'collective timeout from  rank 0 and we will try our best to dump the debug info. Last enqueued NCCL work: 8, last '
+        'completed NCCL work: 8.\n')
+    assert [answer.fault.name for answer in findings] == ['waited', 'collective-timeout']
+    assert findings[1].finding.details == [
+        'rank 0 waited in ALLREDUCE, number 9',
+        'rank 1 had begun fewer collectives of group 0(default_pg) than the others (8 of 9)']
 
 
 # --- logs as they come
