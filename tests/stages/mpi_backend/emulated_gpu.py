@@ -30,6 +30,10 @@ def main():
         memory, tensor = late(rank + 1, device, stream)
         backend.allreduce([tensor]).wait()
         assert memory.tolist() == [3] * 5, memory
+    # a future waits for what its callback gives the device
+    memory, tensor = late(1)
+    backend.allreduce([tensor]).get_future().then(lambda done: gpu.fill(memory, 7, 0) or done.value()).wait()
+    assert memory.tolist() == [7] * 5, memory
     # messages with one tag arrive in order, each made by a stream of its own
     works, kept = [], []
     for number in range(3):
