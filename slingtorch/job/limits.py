@@ -255,7 +255,8 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     compiles = details.get('compiles') and not disabled
     if not compiles and not details.get('extends'):
         return
-    text, flags, compiler, language = b'#include <Python.h>\n', [], environ.get('CXX') or 'g++', 'c++'  # type: Any
+    text, flags = b'#include <Python.h>\n', []     # type: bytes, list
+    compiler, language = environ.get('CXX') or 'g++', 'c++'
     if compiles and not details.get('gpus'):    # torch/_inductor/cpp_builder.py; newer releases even want C++20
         text, flags = text + b'#include <omp.h>\n', ['-std=c++17', '-fopenmp']
     elif not details.get('extends'):    # Triton (python/triton/runtime/build.py)

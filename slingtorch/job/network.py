@@ -39,9 +39,9 @@ CAUSES = (
     ('^PyTorch cannot open its store', '', '', ''),
     ('unsupported gloo device', 'red', "GLOO_DEVICE_TRANSPORT names a transport that this PyTorch's gloo does not have",
      "unset it in the job script, or set it to TCP"),
-    (r'^(?!.*NCCL error).*(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other nodes as its "
-     "address: it is that of the interface GLOO_SOCKET_IFNAME or, without this variable, of the node's own name in "
-     "/etc/hosts, or this name has no address", NAME_IT),
+    (r'^(?!.*NCCL error).*(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other "
+     "nodes as its address: it is that of the interface GLOO_SOCKET_IFNAME or, without this variable, of the node's "
+     "own name in /etc/hosts, or this name has no address", NAME_IT),
     (LINK_LOCAL, 'red', "the interface of GLOO_SOCKET_IFNAME has only a link-local address (fe80:...), and other nodes "
      "do not answer there", NAME_IT),
     (SILENT, 'red', "the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: "
