@@ -117,6 +117,8 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), max(FEW, files + 3 * WORKERS)
         for option, (least, enough) in needs.items():
+            if option == 'v' and details.get('gpus'):   # CUDA reserves addresses for all memory of all GPUs
+                enough = float('inf')
             limit = details.get('limits', {}).get(option, enough)
             if limit < enough:
                 sure = limit < least or failed & mask
@@ -254,14 +256,16 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     if not compiles and not details.get('extends'):
         return
     text, flags = b'#include <Python.h>\n', []     # type: bytes, list
+    compiler, language = environ.get('CXX') or 'g++', 'c++'
     if compiles and not details.get('gpus'):    # torch/_inductor/cpp_builder.py; newer releases even want C++20
         text, flags = text + b'#include <omp.h>\n', ['-std=c++17', '-fopenmp']
+    elif not details.get('extends'):    # Triton (python/triton/runtime/build.py)
+        compiler, language = environ.get('CC') or shutil.which('gcc', path=environ.get('PATH')) or 'clang', 'c'
     there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
-    place = there
     try:
         with tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
             library = os.path.join(place, 'a.so')
-            done = subprocess.run([(environ.get('CXX') or 'g++').split()[0], '-shared', '-fPIC', '-x', 'c++', '-', '-I',
+            done = subprocess.run([compiler.split()[0], '-shared', '-fPIC', '-x', language, '-', '-I',
                                    sysconfig.get_paths()['include'], *flags, '-o', library], input=text,
                                   env=dict(environ), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
@@ -270,9 +274,9 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
             ctypes.CDLL(library)
     except OSError as err:
         report.add('yellow', 'torch', "the program uses torch.compile or builds C++ extensions, but compiling and "
-                   "loading a file in %s fails on this node: %s" % (there, str(err).replace(place, there)),
-                   "load a C++ compiler with OpenMP in the job script (CXX), install Python's headers (python3-dev), "
-                   "or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
+                   "loading a file in %s fails on this node: %s" % (there, re.sub("/slingtorch-[^/' ]*", '', str(err))),
+                   "load a C++ compiler with OpenMP in the job script (CXX; for Triton CC), install Python's headers "
+                   "(python3-dev), or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

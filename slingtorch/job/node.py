@@ -109,6 +109,10 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
+    if probe.get('sees') is False and look.uses_gpus(machine):
+        report.add('red', 'gpus', "PyTorch sees no GPU, although this rank has one. %s" % probe['warned'],
+                   "run nvidia-smi or rocm-smi on this node; keep cuda/lib64/stubs out of LD_LIBRARY_PATH; a container "
+                   "needs all of the driver's device files (--nv, --rocm)")
     if probe.get('unanswered', [0])[0]:
         report.add('yellow', 'network', "%d of %d new connections to rank 0's node got no answer within %d s, although "
                    "others to the same port did: a firewall limits how many are opened in a time (its rate of SYN), or "

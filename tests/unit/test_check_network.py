@@ -177,6 +177,7 @@ def of_process(monkeypatch, environ, **planted):
     """A Probe in this process, and what it says to its rank."""
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
     one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
+    one.look_for_gpus = lambda torch: None
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
     return one
 
@@ -194,11 +195,14 @@ def test_a_node_that_loses_rank_0s_node_says_so(monkeypatch, said, says):
     assert 'error' not in one.result
 
 
+NCCL_SAYS = 'NCCL error in: NCCLUtils.cpp:93, invalid usage\nncclInvalidUsage: This usually\nLast error:\nUnrecognized "Rings"\n'
+
+
 @pytest.mark.parametrize('nodes, phase, told', [(2, 'rendezvous', True), (1, 'import', False)])
 def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, told):
-    """In a job of one node, NCCL would need several processes."""
+    """In a job of one node, NCCL would need several processes. It also listens at 127.0.0.1, for its tool ncclras."""
     dist = types.SimpleNamespace(is_nccl_available=lambda: True, PrefixStore=lambda *_: None,
-                                 init_process_group=raising(RuntimeError('NCCL error')))
+                                 init_process_group=raising(RuntimeError(NCCL_SAYS)))
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist)
     monkeypatch.setitem(sys.modules, 'torch', torch)
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
@@ -206,12 +210,17 @@ def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, t
     one.nodes, one.store = dict.fromkeys(range(1, nodes)), types.SimpleNamespace(
         number=1, another=lambda: types.SimpleNamespace(store=None))
     one.log.write(b'n1:3:3 [0] NCCL INFO Using network Socket\n')
-    one.collective(torch, 5)
+    one.gpu = True
+    with socket.create_server(('127.0.0.1', 0)):
+        one.collective(torch, 5)
     assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
-    assert one.result['facts'].get('address of gloo') == ('127.0.0.1 (lo)' if told else None)
+    assert 'address of gloo' not in one.result['facts']
     assert (one.result.get('network') == 'Socket') == told
     assert one.result.get('error') == (
-        'the rendezvous of one rank of each node failed: RuntimeError: NCCL error' if told else None)
+        'the rendezvous of one rank of each node failed: RuntimeError: NCCL error in: NCCLUtils.cpp:93, invalid usage '
+        'ncclInvalidUsage: This usually Last error: Unrecognized "Rings"' if told else None)
+    if told:
+        assert network.cause([one.result['error']])[3].startswith('correct what the message names')
 
 
 @pytest.mark.parametrize('told, rate, says', [
@@ -314,6 +323,11 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     amount = limit >> (0 if option in 'nt' else 20) or limit >> 10
     assert not level or f'ulimit -{option}: this rank may have {amount} ' in found[0][1]
+
+
+def test_gpus_need_all_addresses():
+    [(level, text, ranks)] = limited({3: {'limits': {'v': 1 << 40}, 'gpus': ['a']}}, TOOK)
+    assert (level, ranks) == ('yellow', [3]) and 'a training may need more' in text
 
 
 def test_what_must_be_the_same_on_all_ranks():
@@ -525,7 +539,10 @@ def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja,
     (tmp_path / 'g++').chmod(0o755)
     report, env = findings.Report(0), {'PATH': str(tmp_path)}
     limits.look_at_compiler(Machine(env), report, {'extends': True})
-    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': ['a']})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'extends': True, 'gpus': ['a']})
+    (tmp_path / 'cc').write_text('#!/bin/bash\n[[ $* == *"-x c "* ]] || exit 1; PATH=/usr/bin:/bin exec gcc "$@"')
+    (tmp_path / 'cc').chmod(0o755)
+    limits.look_at_compiler(Machine({**env, 'CC': str(tmp_path / 'cc')}), report, {'compiles': True, 'gpus': ['a']})
     assert ['no ninja in PATH' in text for text in of_level(report, 'yellow', 'torch')] == [True] * says
 
 
