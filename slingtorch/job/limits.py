@@ -5,6 +5,7 @@ the process with PyTorch used; directories, tested by writing to them; and a com
 """
 import contextlib
 import errno
+import glob
 import os
 import re
 import resource
@@ -252,6 +253,11 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     if details.get('extends') and not shutil.which('ninja', path=environ.get('PATH')):
         report.add('yellow', 'torch', "the program uses torch.utils.cpp_extension, but there is no ninja in PATH",
                    "install it where all nodes see it (pip install ninja), or load its module")
+    built = environ.get('TORCH_EXTENSIONS_DIR') or os.path.join(os.path.expanduser('~'), '.cache/torch_extensions')
+    for lock in sorted(glob.glob(os.path.join(glob.escape(built), '**/lock'), recursive=True))[:1 if details.get(
+            'extends') else 0]:     # torch/utils/_file_baton.py
+        report.add('yellow', 'torch', "%s: another process builds this extension, or was killed while it did: the "
+                   "program waits until the file is gone" % lock, "remove it if no other job of yours builds it")
     compiles = details.get('compiles') and not disabled
     if not compiles and not details.get('extends'):
         return

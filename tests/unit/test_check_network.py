@@ -227,7 +227,8 @@ def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, t
     ({'seconds': (8 << 20) / 0.1e9}, '200000', ['reached about 0.1 GB/s, but the line rate of hsn0 is 25 GB/s']),
     ({'seconds': (8 << 20) / 1.0e9}, '200000', []), ({'seconds': (8 << 20) / 0.1e9}, '1000', []),
     ({'trip': 0.02}, '1000', ['the shortest round trip to other nodes takes more than 5 ms']),
-    ({'trip': 0.0003}, '1000', []),
+    ({'trip': 0.0003}, '1000', []), ({'seconds': (8 << 20) / 0.0151e9}, '-1', []),
+    ({'seconds': (8 << 20) / 0.0125e9}, '-1', ['an all_reduce of 8 MB over one rank of each node reached about 0.01 GB/s']),
 ])
 def test_a_network_that_is_slow_or_far(tmp_path, told, rate, says):
     card = 'sys/class/net/hsn0/'
@@ -531,6 +532,36 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
 
 
+def test_an_extension_that_was_left_in_the_middle(tmp_path):
+    report, env = findings.Report(0), {'TORCH_EXTENSIONS_DIR': str(tmp_path), 'PATH': os.environ['PATH']}
+    lock = tmp_path / 'py311_cpu/fused/lock'
+    lock.parent.mkdir(parents=True)
+    lock.write_text('')
+    limits.look_at_compiler(Machine(env), report, {'compiles': True})
+    assert not [text for text in of_level(report, 'yellow', 'torch') if 'lock' in text]
+    limits.look_at_compiler(Machine(env), report, {'extends': True})
+    assert [text for text in of_level(report, 'yellow', 'torch') if 'lock' in text] == [
+        f'{lock}: another process builds this extension, or was killed while it did: the program waits until the file is gone']
+
+
+@pytest.mark.parametrize('text, name', [
+    ("datasets.MNIST('data', download=True)", 'datasets.MNIST'), ("datasets.MNIST('data', download=False)", ''),
+    ("AutoModel.from_pretrained('org/name')", 'AutoModel.from_pretrained'), ("AutoModel.from_pretrained(args.model)", ''),
+    ("AutoModel.from_pretrained('/models/name')", ''), ("load_dataset('imdb')", 'load_dataset'),
+    (OPTION + "if args.fast:\n    load_dataset('imdb')", ''), ("urllib.request.urlretrieve(url)", 'urllib.request.urlretrieve'),
+])
+@pytest.mark.parametrize('route, env, reaches', [
+    ('eth0 0000A8C0 00000000', {}, False), ('eth0 00000000 0101A8C0', {}, True), ('eth0 0000A8C0 0', {'https_proxy': 'p'}, True)])
+def test_what_a_program_downloads(tmp_path, text, name, route, env, reaches):
+    root = tree(tmp_path, {'proc/net/route': 'Iface Destination Gateway\n%s\n' % route.replace(' ', '\t'), 'train.py': text})
+    report = findings.Report(0)
+    program.look_at_program(Machine(env, root), report, {'words': [str(tmp_path / 'train.py')]})
+    found = [line for line in of_level(report, 'yellow', 'program') if 'downloads' in line]
+    assert found == ([] if reaches or not name else [
+        'line %d: %s() downloads what is not there yet, but this node has no route to the internet and no proxy' % (
+            text.count('\n') + 1, name)])
+
+
 @pytest.mark.parametrize('ninja, says', [(True, False), (False, True)])
 def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja, says):
     (tmp_path / 'ninja').write_text('')
@@ -590,7 +621,8 @@ def test_every_element_of_an_all_reduce_is_compared(least, most, right):
     sizes = []
     watch = types.SimpleNamespace(enter=sizes.append)
     if right:
-        assert network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch) >= 0
+        late = iter([0] * 5 + [0.2])    # one that a busy machine delays says nothing of the network
+        assert 0 <= network.rise(lambda tensor: time.sleep(next(late)), lambda count: Tensor(), 2, watch) < 0.2
         assert sizes == ['the all_reduce of one float', 'the all_reduce of 64 kB', 'the all_reduce of 8 MB']
     else:
         with pytest.raises(RuntimeError, match='wrong values came: an all_reduce of ones over 2 ranks gave values from'):
@@ -886,6 +918,7 @@ GROUP = "dist.init_process_group()\n"
 SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
 SPLIT = "DistributedSampler(files)"
 STREAM = "DDP(net)\nclass Stream(IterableDataset):\n    def __iter__(self):\n        return rows\nloader = DataLoader(Stream())\n"
+LAUNCH = "parser.add_argument('--local_rank', default=-1)\ntorch.device(args.local_rank)"
 ALONE = "net = nn.BatchNorm1d(4)\nmodel = DDP(net)\ndef test(net):\n    net(x)\ndef keep(net):\n    net.state_dict()\n"
 WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward()"
 
@@ -1075,6 +1108,10 @@ def test_paths_in_variables_are_compared(tmp_path):
     (ALONE + "def validate(data):\n    if rank == 0:\n        test(model)\nvalidate(1)", 'yellow', 'only one rank calls the model'),
     (ALONE.replace('BatchNorm1d', 'LayerNorm') + "if rank == 0:\n    test(model)", None, ''),
     (ALONE.replace('net)', 'net, broadcast_buffers=False)') + "if rank == 0:\n    test(model)", None, ''),
+    # an option for the local rank
+    (LAUNCH, 'yellow', 'line 1: takes the local rank from an option that srun and torchrun do not give'),
+    (LAUNCH.replace('rank\'', 'step\''), None, ''), (LAUNCH.replace('default=-1', "default=os.environ['LOCAL_RANK']"), None, ''),
+    (LAUNCH.replace('args.local_rank', 'args'), None, ''), (LAUNCH.replace('--local_rank', '--lr'), None, ''),
     # variables that are not set
     ("def train(args):\n    load(workers=int(os.environ['SLURM_CPUS_PER_TASK']))\ntrain(1)", 'yellow',
      "line 2: reads os.environ['SLURM_CPUS_PER_TASK'], which is not set"),
