@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import types
 
 import pytest
