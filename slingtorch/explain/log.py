@@ -34,7 +34,7 @@ PROGRESS = re.compile(
 FAILED = re.compile(r'(?i)error|fail|abort|traceback|timed? ?out|exception|killed|fatal')
 # a line that is a warning by its own words, unless the library calls all its faults so
 SOFT = re.compile(r'\bW(?:ARN(?:ING)?|arning)\b|\[W\d|\bINFO\b|\w+Warning:|\bDEBUG\b')
-LOUD = re.compile(r'NCCL|NET/OFI|MPICH|GTL|libfabric|<warn>')
+LOUD = re.compile(r'NCCL|NET/OFI|MPICH|GTL|libfabric|<warn>|stub library')
 # what is worth quoting where nothing is known, and what sound logs have of it
 TROUBLE = re.compile(rb'(?i)(?:\b|\x1b\[[\d;]*m)(?:warn(?:ing)?|err(?:or)?s?|fatal|failed|failure|abort(?:ed|ing)?|'
                      rb'denied|refused|invalid|cannot|unable)\b')

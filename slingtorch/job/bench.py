@@ -115,8 +115,9 @@ class Measurement:
             'versions': versions, 'line_rates': Machine().line_rates(), 'results': [],
             'networks': {self.kind: ' / '.join(sorted(set(self.gather(network))))},     # nodes may differ
             'notes': ["gloo, on CPUs: PyTorch %s sees no GPU, or has no NCCL" % torch.__version__] * (
-                self.kind == 'gloo' and not options.backend) + [
-                    "a single rank sends nothing: these are times of calls, not of a network"] * (size == 1)}  # type: dict
+                self.kind == 'gloo' and not options.backend)}   # type: dict
+        if size == 1:
+            self.record['notes'].append("a single rank sends nothing: these are times of calls, not of a network")
 
     def gather(self, thing: 'Any') -> list:
         """A list of each rank's object."""

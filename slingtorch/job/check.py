@@ -304,6 +304,11 @@ def meet_nodes(rank: Rank, process: 'Optional[Probe]') -> dict:
                                                 re.sub('^.*message: ', '', lost)),
                         "find the program that listens there (ss -ltnp), or unset MASTER_ADDR and MASTER_PORT in the "
                         "job script")
+    if 'others' in found:
+        gpu, others = found['others']
+        rank.report.add('red', 'gpus', "PyTorch on rank 0's node uses %s, but on %s %s: they cannot train together" % (
+            ('nccl', some(others), 'gloo') if gpu else ('gloo', some(others), 'nccl')),
+            "find out why PyTorch sees no GPU on the nodes with gloo, or start without them (srun --exclude)")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, found['ahead']), "tell the centre that this node's time is wrong")

@@ -5,6 +5,7 @@ the process with PyTorch used; directories, tested by writing to them; and a com
 """
 import contextlib
 import errno
+import glob
 import os
 import re
 import resource
@@ -117,6 +118,8 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         mask = 1 << details['rank']
         needs['n'] = files + (WORKERS_ELSEWHERE if details['rank'] else WORKERS), max(FEW, files + 3 * WORKERS)
         for option, (least, enough) in needs.items():
+            if option == 'v' and details.get('gpus'):   # CUDA reserves addresses for all memory of all GPUs
+                enough = float('inf')
             limit = details.get('limits', {}).get(option, enough)
             if limit < enough:
                 sure = limit < least or failed & mask
@@ -250,18 +253,25 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
     if details.get('extends') and not shutil.which('ninja', path=environ.get('PATH')):
         report.add('yellow', 'torch', "the program uses torch.utils.cpp_extension, but there is no ninja in PATH",
                    "install it where all nodes see it (pip install ninja), or load its module")
+    built = environ.get('TORCH_EXTENSIONS_DIR') or os.path.join(os.path.expanduser('~'), '.cache/torch_extensions')
+    for lock in sorted(glob.glob(os.path.join(glob.escape(built), '**/lock'), recursive=True))[:1 if details.get(
+            'extends') else 0]:     # torch/utils/_file_baton.py
+        report.add('yellow', 'torch', "%s: another process builds this extension, or was killed while it did: the "
+                   "program waits until the file is gone" % lock, "remove it if no other job of yours builds it")
     compiles = details.get('compiles') and not disabled
     if not compiles and not details.get('extends'):
         return
     text, flags = b'#include <Python.h>\n', []     # type: bytes, list
+    compiler, language = environ.get('CXX') or 'g++', 'c++'
     if compiles and not details.get('gpus'):    # torch/_inductor/cpp_builder.py; newer releases even want C++20
         text, flags = text + b'#include <omp.h>\n', ['-std=c++17', '-fopenmp']
+    elif not details.get('extends'):    # Triton (python/triton/runtime/build.py)
+        compiler, language = environ.get('CC') or shutil.which('gcc', path=environ.get('PATH')) or 'clang', 'c'
     there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
-    place = there
     try:
         with tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
             library = os.path.join(place, 'a.so')
-            done = subprocess.run([(environ.get('CXX') or 'g++').split()[0], '-shared', '-fPIC', '-x', 'c++', '-', '-I',
+            done = subprocess.run([compiler.split()[0], '-shared', '-fPIC', '-x', language, '-', '-I',
                                    sysconfig.get_paths()['include'], *flags, '-o', library], input=text,
                                   env=dict(environ), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
@@ -270,9 +280,9 @@ def look_at_compiler(machine: 'Machine', report: 'Report', details: dict) -> Non
             ctypes.CDLL(library)
     except OSError as err:
         report.add('yellow', 'torch', "the program uses torch.compile or builds C++ extensions, but compiling and "
-                   "loading a file in %s fails on this node: %s" % (there, str(err).replace(place, there)),
-                   "load a C++ compiler with OpenMP in the job script (CXX), install Python's headers (python3-dev), "
-                   "or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
+                   "loading a file in %s fails on this node: %s" % (there, re.sub("/slingtorch-[^/' ]*", '', str(err))),
+                   "load a C++ compiler with OpenMP in the job script (CXX; for Triton CC), install Python's headers "
+                   "(python3-dev), or, if the directory is mounted noexec, name another one in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

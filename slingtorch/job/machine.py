@@ -263,6 +263,13 @@ class Machine:
         """Whether the node has Slingshot 11: its devices, or interfaces with the usual name."""
         return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
 
+    def reaches_internet(self) -> bool:
+        """Whether the node has a proxy, or a default route (proc(5), net/route; or its routes are not known)."""
+        routes, newer = self.read('proc/net/route').splitlines()[1:], self.read('proc/net/ipv6_route')
+        return bool(self.environ.get('https_proxy') or self.environ.get('HTTPS_PROXY')) or not routes or any(
+            re.match(r'\S+\s+00000000\s', line) for line in routes) or bool(
+                re.search(r'(?m)^0{32} 00 (?!.* lo$)', newer))
+
     def line_rates(self) -> dict:
         """
         {interface: GB/s} of this node's network, from the drivers of InfiniBand and RoCE ports and of Slingshot's

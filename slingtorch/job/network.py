@@ -39,9 +39,9 @@ CAUSES = (
     ('^PyTorch cannot open its store', '', '', ''),
     ('unsupported gloo device', 'red', "GLOO_DEVICE_TRANSPORT names a transport that this PyTorch's gloo does not have",
      "unset it in the job script, or set it to TCP"),
-    (r'(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other nodes as its "
-     "address: it is that of the interface GLOO_SOCKET_IFNAME or, without this variable, of the node's own name in "
-     "/etc/hosts, or this name has no address", NAME_IT),
+    (r'^(?!.*NCCL error).*(?:%s |\b)(127(?:\.\d+){3}|::1)\b' % LOOPBACK, 'red', r"gloo on a node gives \1 to the other "
+     "nodes as its address: it is that of the interface GLOO_SOCKET_IFNAME or, without this variable, of the node's "
+     "own name in /etc/hosts, or this name has no address", NAME_IT),
     (LINK_LOCAL, 'red', "the interface of GLOO_SOCKET_IFNAME has only a link-local address (fe80:...), and other nodes "
      "do not answer there", NAME_IT),
     (SILENT, 'red', "the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: "
@@ -56,6 +56,8 @@ CAUSES = (
      "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)"),
     ('^(.*%s.*)' % RESENDS, 'red', r"packets get lost between the nodes: \1",
      "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md"),
+    ('^(?!.*(?:closed|reset) by).*(?:Last error: |: ValueError: ).', '', '', "correct what the message names; with "
+     "NCCL_DEBUG=WARN NCCL says more, and 'slingtorch explain' explains the job's output"),
     # any other error but those that nodes report after another one has given up
     (r'^(?!.*(closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end)).*', '', '', ''),
     # the node at the other end has no error of its own
@@ -161,16 +163,17 @@ def is_loopback(host: str) -> bool:
     return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
 
 
-def state(sockets: list, before: int) -> str:
+def state(sockets: list, before: int, gloo: bool = True) -> str:
     """
     What connections() tell of an error, to add to its text, for CAUSES.
 
     :param before: segments that were resent in steps that ended well
+    :param gloo: whether gloo made the connections; NCCL also listens for its own tool at a loopback address
     """
     again = max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']), default=0)
     resent = sum(entry['resent'] for entry in sockets)
     said = {'%s %s' % (LOOPBACK, entry['here']) for entry in sockets
-            if entry['state'] == LISTENING and is_loopback(entry['here'])}
+            if gloo and entry['state'] == LISTENING and is_loopback(entry['here'])}
     said |= {LINK_LOCAL if entry['here'].startswith('fe80:') else SILENT for entry in sockets
              if entry['state'] == CONNECTING}
     for true, text in ((again, UNHEARD), (before >= RESENT // 2, BEFORE),

@@ -9,6 +9,8 @@ from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
 SLOW_LINK = 0.02
+# GB/s below which any network is slow: gloo reaches 0.1 on 1 Gbit/s
+SLOW = 0.015
 BIND = '"$($RUNSCRIPTS/cpu-bind)"'
 # ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
 DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
@@ -109,6 +111,10 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
+    if probe.get('sees') is False and look.uses_gpus(machine):
+        report.add('red', 'gpus', "PyTorch sees no GPU, although this rank has one. %s" % probe['warned'],
+                   "run nvidia-smi or rocm-smi on this node; keep cuda/lib64/stubs out of LD_LIBRARY_PATH; a container "
+                   "needs all of the driver's device files (--nv, --rocm)")
     if probe.get('unanswered', [0])[0]:
         report.add('yellow', 'network', "%d of %d new connections to rank 0's node got no answer within %d s, although "
                    "others to the same port did: a firewall limits how many are opened in a time (its rate of SYN), or "
@@ -155,8 +161,8 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     speed = network.ROW[-1][0] / told['seconds'] / 1e9     # each node sends and receives it once
     card, rate = max(machine.line_rates().items(), key=lambda item: item[1], default=('', 0))
     for wrong, text, remedy in (
-            (speed < SLOW_LINK * rate, "an all_reduce of 8 MB over one rank of each node reached about %.1g GB/s, but "
-             "the line rate of %s is %g GB/s" % (speed, card, rate),
+            (speed < max(SLOW, SLOW_LINK * rate), "an all_reduce of 8 MB over one rank of each node reached about %.1g "
+             "GB/s%s" % (speed, ", but the line rate of %s is %g GB/s" % (card, rate) if card else ''),
              "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes"),
             (told['trip'] > network.FAR, "the shortest round trip to other nodes takes more than %g ms"
              % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"

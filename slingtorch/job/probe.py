@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from traceback import extract_tb
 
 from . import meet, messages, nccl, network
@@ -32,7 +33,7 @@ class Probe:
         self.pipe, self.lock, self.log = pipe, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'phase': 'import'}  # type: dict
         self.environ, self.store, self.nodes = os.environ, None, {}     # type: Any, Any, dict
-        self.clock = time.time    # type: Any
+        self.clock, self.gpu = time.time, False    # type: Any, bool
 
     def say(self, **more: 'Any') -> None:
         """Add to the findings, and send them."""
@@ -49,6 +50,15 @@ class Probe:
         gc.enable()
         self.say(imported=time.monotonic() - begin, took=taken(), maps=mapped_libraries())
         return torch
+
+    def look_for_gpus(self, torch: 'Any') -> None:
+        """Note whether PyTorch, if it was built for GPUs, sees one, and what it warns of while it looks."""
+        if torch.version.cuda or getattr(torch.version, 'hip', None):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter('always')
+                sees = torch.cuda.is_available()
+            self.say(sees=sees, warned=' '.join(str(one.message) for one in said)[:400])
+            self.gpu = sees and torch.distributed.is_nccl_available()
 
     # --- the nodes
 
@@ -87,10 +97,13 @@ class Probe:
             self.nodes = self.store.others(world - ranks, world, time.monotonic() + limit + SLACK)
             there = [said for said in self.nodes.values() if said]
             go = len(there) == len(self.nodes) and sum(said['ranks'] for said in there) == world - ranks and world > 1
+            others = [said['node'] for said in there if (said.get('gpu') is True) != self.gpu]
+            if others:      # NCCL and gloo would wait for each other
+                go, self.result['others'] = False, [self.gpu, others]
             self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
-            said = self.store.join({'node': Machine(environ).node, 'rank': rank, 'ranks': ranks},
+            said = self.store.join({'node': Machine(environ).node, 'rank': rank, 'ranks': ranks, 'gpu': self.gpu},
                                    time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
@@ -107,12 +120,12 @@ class Probe:
         import datetime
 
         import torch.distributed as dist
-        result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
-        gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        result, ranks, failed, gpu = self.result, len(self.nodes) + 1, [], self.gpu    # type: Any, int, list, bool
         result['facts']['backend'] = 'nccl' if gpu else 'gloo'
         if gpu and ranks == 1:
             return
-        result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
+        if not gpu:
+            result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
         self.say(phase='rendezvous')
 
         watch = network.Watch(network.slowness(seconds, ranks))
@@ -141,7 +154,7 @@ class Probe:
             many = int(self.environ.get('LOCAL_WORLD_SIZE', 1))
             self.result['unanswered'] = network.unanswered(int(self.environ.get('MASTER_PORT', 0)), many), many
         if error:
-            self.result['error'] = error + network.state(network.connections(), watch.before)
+            self.result['error'] = error + network.state(network.connections(), watch.before, not gpu)
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
 
@@ -171,8 +184,9 @@ def taken() -> dict:
 
 
 def first_lines(err: BaseException) -> str:
-    """The first lines of an error, with its type."""
-    return '%s: %.600s' % (type(err).__name__, ' '.join(str(err).strip().splitlines()[:3]))
+    """The first lines of an error, with its type. What NCCL says of it is in the fourth."""
+    lines = [line.strip() for line in str(err).strip().splitlines()]
+    return '%s: %.600s' % (type(err).__name__, ' '.join(lines[:4 if lines[2:3] == ['Last error:'] else 3]))
 
 
 def run(pipe: 'Any', seconds: float, words: list) -> None:
@@ -182,7 +196,8 @@ def run(pipe: 'Any', seconds: float, words: list) -> None:
     probe, trial = Probe(pipe), None  # type: Any, Any
     try:
         torch = probe.load()
-        trial = imports.Trial(words)   # in a fork, meanwhile
+        trial = imports.Trial(words)   # in a fork, meanwhile; a fork cannot use GPUs that were looked for before
+        probe.look_for_gpus(torch)
         if probe.come(seconds):
             probe.collective(torch, seconds)
     except BaseException as err:    # every error is a finding

@@ -159,6 +159,17 @@ def compiles(program: 'Program') -> bool:
     return program.mentions(COMPILES) and not (calls and all(map(program.turned_off, calls)))
 
 
+def downloads(program: 'Program') -> list:
+    """Calls that fetch data or weights from the internet, unless for an option that is not given."""
+    offline = '1' in (program.environ.get('HF_HUB_OFFLINE'), program.environ.get('TRANSFORMERS_OFFLINE'))
+    hub = ('from_pretrained', 'load_dataset', 'snapshot_download', 'hf_hub_download') if not offline else ()
+    found = [call for name in (*hub, 'urlretrieve', 'load_state_dict_from_url') for call in program.calls.get(name, ())
+             if name not in hub[:2] or re.match(r'[\w.-]+(/[\w.-]+)?$', beginning((call.args + [None])[0]))
+             and not os.path.exists(beginning(call.args[0]))]
+    found += [call for calls in program.calls.values() for call in calls if literal(keywords(call).get('download'))]
+    return [call for call in found if not program.turned_off(call)]
+
+
 def joined(node: 'Any') -> list:
     """The parts of a path that a call, an f-string or the operators / and + join."""
     if isinstance(node, (ast.BinOp, ast.JoinedStr)):
@@ -190,6 +201,10 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
                            shown, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
                        "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
+    for call in downloads(program)[:1] if not machine.reaches_internet() else ():
+        report.add('yellow', 'program', "%s: %s() downloads what is not there yet, but this node has no route to the "
+                   "internet and no proxy" % (program.where(call), named(call)), "download on a login node before the "
+                   "job, and export HF_HUB_OFFLINE=1 for what comes from Hugging Face; or set https_proxy")
     for node, path in unmade(program):
         report.add('yellow', 'disk', "%s: writes to %s, but there is no directory %s, and the program makes none" % (
             program.where(node), path, os.path.dirname(path)), "create it before the job")

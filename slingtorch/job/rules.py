@@ -414,6 +414,17 @@ def environment(program: 'Program', _: bool) -> 'Iterator[tuple]':
                 "script, have Slurm set it (SLURM_CPUS_PER_TASK: srun -c), or use os.environ.get()"
 
 
+def options(program: 'Program', _: bool) -> 'Iterator[tuple]':
+    """An option for the local rank, which only torch.distributed.launch gives."""
+    known = program.world == 1 or program.mentions(rb'LOCAL_RANK|LOCALID')
+    for call in program.calls.get('add_argument', ()) if not known else ():
+        names = {str(literal(word)) for word in call.args}
+        if names & {'--local_rank', '--local-rank'} and 'local_rank' in program.used and not names & {
+                word.partition('=')[0] for word in program.given}:
+            yield call, False, "takes the local rank from an option that srun and torchrun do not give: all ranks " \
+                "have its default", "make int(os.environ['LOCAL_RANK']) its default"
+
+
 def devices(program: 'Program', gpus: bool) -> 'Iterator[tuple]':
     """GPUs that the program certainly uses, where there is none."""
     for node in [one for calls in program.calls.values() for one in calls if not gpus]:
@@ -462,7 +473,7 @@ def check(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Report what the rules say of what the program need not skip; `gpus`: those that the node's first rank sees."""
     said = set()    # type: set
     anywhere = (gradients, streams, together, validation)   # also in a condition, or in a loop
-    for rule in (group, ranks, data, shuffles, directories, environment, devices, *anywhere):
+    for rule in (group, ranks, data, shuffles, directories, environment, options, devices, *anywhere):
         for node, red, text, remedy in rule(program, bool(gpus)):
             if text not in said and (rule in anywhere or not program.optional(node)):
                 said.add(text)

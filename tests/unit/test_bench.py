@@ -197,6 +197,7 @@ def test_a_rank_alone_and_a_backend_that_is_named(measure):
     status, out, _ = measure(torch, *words, **{**TWO, 'WORLD_SIZE': '1'})
     assert status == 0 and torch.distributed.all_reduce.call_count == 1 + 3 + 3 + 1
     assert [line for line in out.splitlines() if 'note' in line] == [
+        'note: a single rank sends nothing: these are times of calls, not of a network',
         'note: send_receive: a single rank has no partner', 'note: broadcast: this backend: RuntimeError: broadcast is not implemented']
     assert '\n  network of gloo: TCP\n' in out and not torch.cuda.set_device.called
 

@@ -177,6 +177,7 @@ def of_process(monkeypatch, environ, **planted):
     """A Probe in this process, and what it says to its rank."""
     one = probe.Probe(types.SimpleNamespace(send=lambda said: None, recv=lambda: ({}, 5)))
     one.environ, one.load, one.open = environ, lambda: one.say(imported=0.1), lambda seconds: types.SimpleNamespace(**planted)
+    one.look_for_gpus = lambda torch: None
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
     return one
 
@@ -194,11 +195,14 @@ def test_a_node_that_loses_rank_0s_node_says_so(monkeypatch, said, says):
     assert 'error' not in one.result
 
 
+NCCL_SAYS = 'NCCL error in: NCCLUtils.cpp:93, invalid usage\nncclInvalidUsage: This usually\nLast error:\nUnrecognized "Rings"\n'
+
+
 @pytest.mark.parametrize('nodes, phase, told', [(2, 'rendezvous', True), (1, 'import', False)])
 def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, told):
-    """In a job of one node, NCCL would need several processes."""
+    """In a job of one node, NCCL would need several processes. It also listens at 127.0.0.1, for its tool ncclras."""
     dist = types.SimpleNamespace(is_nccl_available=lambda: True, PrefixStore=lambda *_: None,
-                                 init_process_group=raising(RuntimeError('NCCL error')))
+                                 init_process_group=raising(RuntimeError(NCCL_SAYS)))
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist)
     monkeypatch.setitem(sys.modules, 'torch', torch)
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
@@ -206,19 +210,25 @@ def test_what_nccl_logged_is_read_also_if_it_failed(monkeypatch, nodes, phase, t
     one.nodes, one.store = dict.fromkeys(range(1, nodes)), types.SimpleNamespace(
         number=1, another=lambda: types.SimpleNamespace(store=None))
     one.log.write(b'n1:3:3 [0] NCCL INFO Using network Socket\n')
-    one.collective(torch, 5)
+    one.gpu = True
+    with socket.create_server(('127.0.0.1', 0)):
+        one.collective(torch, 5)
     assert one.result['facts']['backend'] == 'nccl' and one.result['phase'] == phase
-    assert one.result['facts'].get('address of gloo') == ('127.0.0.1 (lo)' if told else None)
+    assert 'address of gloo' not in one.result['facts']
     assert (one.result.get('network') == 'Socket') == told
     assert one.result.get('error') == (
-        'the rendezvous of one rank of each node failed: RuntimeError: NCCL error' if told else None)
+        'the rendezvous of one rank of each node failed: RuntimeError: NCCL error in: NCCLUtils.cpp:93, invalid usage '
+        'ncclInvalidUsage: This usually Last error: Unrecognized "Rings"' if told else None)
+    if told:
+        assert network.cause([one.result['error']])[3].startswith('correct what the message names')
 
 
 @pytest.mark.parametrize('told, rate, says', [
     ({'seconds': (8 << 20) / 0.1e9}, '200000', ['reached about 0.1 GB/s, but the line rate of hsn0 is 25 GB/s']),
     ({'seconds': (8 << 20) / 1.0e9}, '200000', []), ({'seconds': (8 << 20) / 0.1e9}, '1000', []),
     ({'trip': 0.02}, '1000', ['the shortest round trip to other nodes takes more than 5 ms']),
-    ({'trip': 0.0003}, '1000', []),
+    ({'trip': 0.0003}, '1000', []), ({'seconds': (8 << 20) / 0.0151e9}, '-1', []),
+    ({'seconds': (8 << 20) / 0.0125e9}, '-1', ['an all_reduce of 8 MB over one rank of each node reached about 0.01 GB/s']),
 ])
 def test_a_network_that_is_slow_or_far(tmp_path, told, rate, says):
     card = 'sys/class/net/hsn0/'
@@ -314,6 +324,11 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     amount = limit >> (0 if option in 'nt' else 20) or limit >> 10
     assert not level or f'ulimit -{option}: this rank may have {amount} ' in found[0][1]
+
+
+def test_gpus_need_all_addresses():
+    [(level, text, ranks)] = limited({3: {'limits': {'v': 1 << 40}, 'gpus': ['a']}}, TOOK)
+    assert (level, ranks) == ('yellow', [3]) and 'a training may need more' in text
 
 
 def test_what_must_be_the_same_on_all_ranks():
@@ -517,6 +532,36 @@ def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
     assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
 
 
+def test_an_extension_that_was_left_in_the_middle(tmp_path):
+    report, env = findings.Report(0), {'TORCH_EXTENSIONS_DIR': str(tmp_path), 'PATH': os.environ['PATH']}
+    lock = tmp_path / 'py311_cpu/fused/lock'
+    lock.parent.mkdir(parents=True)
+    lock.write_text('')
+    limits.look_at_compiler(Machine(env), report, {'compiles': True})
+    assert not [text for text in of_level(report, 'yellow', 'torch') if 'lock' in text]
+    limits.look_at_compiler(Machine(env), report, {'extends': True})
+    assert [text for text in of_level(report, 'yellow', 'torch') if 'lock' in text] == [
+        f'{lock}: another process builds this extension, or was killed while it did: the program waits until the file is gone']
+
+
+@pytest.mark.parametrize('text, name', [
+    ("datasets.MNIST('data', download=True)", 'datasets.MNIST'), ("datasets.MNIST('data', download=False)", ''),
+    ("AutoModel.from_pretrained('org/name')", 'AutoModel.from_pretrained'), ("AutoModel.from_pretrained(args.model)", ''),
+    ("AutoModel.from_pretrained('/models/name')", ''), ("load_dataset('imdb')", 'load_dataset'),
+    (OPTION + "if args.fast:\n    load_dataset('imdb')", ''), ("urllib.request.urlretrieve(url)", 'urllib.request.urlretrieve'),
+])
+@pytest.mark.parametrize('route, env, reaches', [
+    ('eth0 0000A8C0 00000000', {}, False), ('eth0 00000000 0101A8C0', {}, True), ('eth0 0000A8C0 0', {'https_proxy': 'p'}, True)])
+def test_what_a_program_downloads(tmp_path, text, name, route, env, reaches):
+    root = tree(tmp_path, {'proc/net/route': 'Iface Destination Gateway\n%s\n' % route.replace(' ', '\t'), 'train.py': text})
+    report = findings.Report(0)
+    program.look_at_program(Machine(env, root), report, {'words': [str(tmp_path / 'train.py')]})
+    found = [line for line in of_level(report, 'yellow', 'program') if 'downloads' in line]
+    assert found == ([] if reaches or not name else [
+        'line %d: %s() downloads what is not there yet, but this node has no route to the internet and no proxy' % (
+            text.count('\n') + 1, name)])
+
+
 @pytest.mark.parametrize('ninja, says', [(True, False), (False, True)])
 def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja, says):
     (tmp_path / 'ninja').write_text('')
@@ -525,7 +570,10 @@ def test_an_extension_needs_ninja_and_a_compiler_without_openmp(tmp_path, ninja,
     (tmp_path / 'g++').chmod(0o755)
     report, env = findings.Report(0), {'PATH': str(tmp_path)}
     limits.look_at_compiler(Machine(env), report, {'extends': True})
-    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'gpus': ['a']})
+    limits.look_at_compiler(Machine(env), report, {'compiles': True, 'extends': True, 'gpus': ['a']})
+    (tmp_path / 'cc').write_text('#!/bin/bash\n[[ $* == *"-x c "* ]] || exit 1; PATH=/usr/bin:/bin exec gcc "$@"')
+    (tmp_path / 'cc').chmod(0o755)
+    limits.look_at_compiler(Machine({**env, 'CC': str(tmp_path / 'cc')}), report, {'compiles': True, 'gpus': ['a']})
     assert ['no ninja in PATH' in text for text in of_level(report, 'yellow', 'torch')] == [True] * says
 
 
@@ -869,6 +917,7 @@ GROUP = "dist.init_process_group()\n"
 SAMPLED = "loader = DataLoader(data, sampler=DistributedSampler(data))\n"
 SPLIT = "DistributedSampler(files)"
 STREAM = "DDP(net)\nclass Stream(IterableDataset):\n    def __iter__(self):\n        return rows\nloader = DataLoader(Stream())\n"
+LAUNCH = "parser.add_argument('--local_rank', default=-1)\ntorch.device(args.local_rank)"
 ALONE = "net = nn.BatchNorm1d(4)\nmodel = DDP(net)\ndef test(net):\n    net(x)\ndef keep(net):\n    net.state_dict()\n"
 WRAPPED = "model = DDP(net)\nfor x in loader:\n    loss = USE\n    loss.backward()"
 
@@ -1058,6 +1107,10 @@ def test_paths_in_variables_are_compared(tmp_path):
     (ALONE + "def validate(data):\n    if rank == 0:\n        test(model)\nvalidate(1)", 'yellow', 'only one rank calls the model'),
     (ALONE.replace('BatchNorm1d', 'LayerNorm') + "if rank == 0:\n    test(model)", None, ''),
     (ALONE.replace('net)', 'net, broadcast_buffers=False)') + "if rank == 0:\n    test(model)", None, ''),
+    # an option for the local rank
+    (LAUNCH, 'yellow', 'line 1: takes the local rank from an option that srun and torchrun do not give'),
+    (LAUNCH.replace('rank\'', 'step\''), None, ''), (LAUNCH.replace('default=-1', "default=os.environ['LOCAL_RANK']"), None, ''),
+    (LAUNCH.replace('args.local_rank', 'args'), None, ''), (LAUNCH.replace('--local_rank', '--lr'), None, ''),
     # variables that are not set
     ("def train(args):\n    load(workers=int(os.environ['SLURM_CPUS_PER_TASK']))\ntrain(1)", 'yellow',
      "line 2: reads os.environ['SLURM_CPUS_PER_TASK'], which is not set"),

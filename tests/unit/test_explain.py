@@ -435,6 +435,11 @@ NO_PROVIDER = 'n1:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
     # PyTorch 2.11.0 with NCCL 2.28.9 on an H200
     ('ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n'
      'Last error:\nsocketProgress: Connection closed by remote peer', 'waited peer-gone'),
+    ('torch/cuda/__init__.py:180: UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 34: CUDA '
+     'driver is a stub library\nValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!', 'stub-driver no-gpu'),
+    ('ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n'
+     'Unrecognized element token "Rings" when parsing "Rings"', 'nccl-setting peer-gone'),
+    ("torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: '/no/gcc'", 'torch-compile'),
     ('[rank0]: ValueError: trying to initialize the default process group twice!', 'group-twice'),
     # sound logs, and what looks like a failure
     ('[rank0]:[W1127 02:04:16.495586935 Utils.hpp:137] Warning: Environment variable TORCH_NCCL_TRACE_BUFFER_SIZE is '

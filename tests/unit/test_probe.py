@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import types
+import warnings
 from unittest import mock
 
 import pytest
@@ -25,7 +26,7 @@ def one(monkeypatch):
     return process
 
 
-OTHERS = {1: {'node': 'n2', 'rank': 2, 'ranks': 2}, 2: {'node': 'n3', 'rank': 4, 'ranks': 2}}
+OTHERS = {1: {'node': 'n2', 'rank': 2, 'ranks': 2}, 2: {'node': 'n3', 'rank': 4, 'ranks': 2, 'gpu': False}}
 
 
 @pytest.mark.parametrize('world, others, go', [
@@ -38,6 +39,25 @@ def test_rank_0_s_node_waits_for_all_others(one, world, others, go):
     assert store.mock_calls == [mock.call.others(world - 2, world, 132 + world / 32),
                                 mock.call.put('go', {'now': 1000, 'nodes': len(others) + 1, 'go': go})]
     assert one.sent == [{'facts': {}, 'phase': 'import', 'imported': 1, 'nodes': others, 'met': True}]
+
+
+def test_nccl_on_one_node_does_not_wait_for_gloo_on_another(one):
+    one.environ, one.gpu = {'RANK': '0', 'WORLD_SIZE': '6', 'LOCAL_WORLD_SIZE': '2'}, True
+    others = {1: {**OTHERS[1], 'gpu': True}, 2: OTHERS[2]}
+    one.open = lambda seconds: mock.Mock(**{'others.return_value': others})
+    assert one.come(50) is False and one.result['others'] == [True, ['n3']]
+
+
+@pytest.mark.parametrize('cuda, hip, sees, gpu', [('13.0', None, True, True), (None, '6.3', False, False), (None, None, True, False)])
+def test_pytorch_looks_for_gpus_if_it_was_built_for_them(one, cuda, hip, sees, gpu):
+    def look():
+        warnings.warn('CUDA initialization: CUDA unknown error')
+        return sees
+
+    one.look_for_gpus(mock.Mock(**{'version.cuda': cuda, 'version.hip': hip, 'cuda.is_available': look}))
+    assert bool(one.gpu) == gpu
+    assert one.sent == ([{'facts': {}, 'phase': 'import', 'imported': 1, 'sees': sees,
+                          'warned': 'CUDA initialization: CUDA unknown error'}] if cuda or hip else [])
 
 
 def test_without_a_store_and_in_a_job_of_one_rank_there_is_no_network_to_try(one):
@@ -54,7 +74,7 @@ def test_another_node_hears_whom_it_meets(one, nodes, known):
     store = mock.Mock(**{'join.return_value': {'now': 990, 'nodes': nodes, 'go': True}})
     one.open = lambda seconds: store
     assert one.come(50) is True and one.nodes == dict.fromkeys(known) and one.sent[-1]['ahead'] == 10
-    assert store.mock_calls == [mock.call.join({'node': 'n3', 'rank': 4, 'ranks': 2}, 154)]
+    assert store.mock_calls == [mock.call.join({'node': 'n3', 'rank': 4, 'ranks': 2, 'gpu': False}, 154)]
 
 
 @pytest.mark.parametrize('form', [{'now': 'x'}, {'nodes': 1.5}, {'go': 1}])
@@ -97,12 +117,12 @@ def test_the_network_is_tried_with_one_rank_of_each_node(one, monkeypatch, gpu):
                         ('totals', lambda found: {'sent': found}), ('unanswered', lambda *words: words), ('address_of_gloo', lambda environ: '10.0.0.1')):
         monkeypatch.setattr(probe.network, name, value)
     one.log.write(b'Using network IB\n')
-    one.nodes, one.store, one.environ = OTHERS, mock.Mock(number=int(gpu)), {'LOCAL_WORLD_SIZE': '4', 'MASTER_PORT': '23000'}
+    one.gpu, one.nodes, one.store, one.environ = gpu, OTHERS, mock.Mock(number=int(gpu)), {'LOCAL_WORLD_SIZE': '4', 'MASTER_PORT': '23000'}
     monkeypatch.setattr(probe.network.Watch, 'enter', lambda self, name: None)
     one.collective(torch, 5)
     dist, backend = torch.distributed, 'nccl' if gpu else 'gloo'
     assert one.result == {
-        'facts': {'backend': backend, 'address of gloo': '10.0.0.1'}, 'phase': 'collective', 'imported': 1,
+        'facts': {'backend': backend, **({} if gpu else {'address of gloo': '10.0.0.1'})}, 'phase': 'collective', 'imported': 1,
         'told': {'sent': ['one'], 'seconds': 0.25}, **({
             'unanswered': ((23000, 4), 4), 'network': 'IB', 'provider': None, 'plugin': None} if gpu else {})}
     assert [said['phase'] for said in one.sent] == ['rendezvous', 'collective']
@@ -137,6 +157,7 @@ def test_pytorch_is_imported_and_what_it_took(one, monkeypatch, tmp_path):
 def test_an_error_is_that_of_the_import_or_of_the_rendezvous(one, monkeypatch):
     monkeypatch.setattr(probe, 'Probe', lambda pipe: one)
     monkeypatch.setattr('slingtorch.job.imports.Trial', lambda words: types.SimpleNamespace(result=lambda: {'words': words}))
+    one.look_for_gpus = lambda torch: None
     one.load, one.come, one.collective = lambda: 'torch', lambda seconds: seconds == 5, lambda *words: raising(ValueError(words))()
     probe.run(None, 5, [])
     assert one.sent.pop()['error'].startswith('the rendezvous failed: ValueError: (\'torch\', 5) (in ')

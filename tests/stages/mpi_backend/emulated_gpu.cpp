@@ -56,6 +56,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
 };
 
+int copies = 0;
+
 // The memory of a tensor on the device, as the processor sees it.
 at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.is_cpu() ? tensor : at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.dtype());
@@ -65,6 +67,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   const Guard guard;
   const auto stream = guard.getStream(from.is_cpu() ? to.device() : from.device());
+  ++copies;
   queues[{stream.device_index(), stream.id()}].push_back([=] { on_host(to).copy_(on_host(from)); });
   if (to.is_cpu()) {
     guard.synchronizeStream(stream);
@@ -109,6 +112,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     made.unsafeGetTensorImpl()->set_sizes_contiguous(memory.sizes());
     return made;
   }, "A tensor on the device in the memory of one of the processor's");
+  module.def("copies", [] { return copies; }, "How many there were between the device and the host");
   module.def("use_stream", [](c10::DeviceIndex index, c10::StreamId id) { streams[index] = id; });
   module.def("fill", [](at::Tensor memory, double value, c10::DeviceIndex index) {
     queues[{index, streams[index]}].push_back([=] { memory.fill_(value); });

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Run on 2 ranks: what slingmpi does with tensors whose streams are as late as they can be. $EMULATED: the extension.
 
-MPI must say that it takes such memory, which is the host's: a library with MPIX_GPU_query_support is preloaded. Or it
-does not, and SLINGMPI_HOST_STAGING=1 is set.
+MPI must say that it takes such memory, which is the host's: a library that answers so is preloaded. Or it does not, and SLINGMPI_HOST_STAGING=1 is set.
 """
 import importlib.util
 import os
@@ -30,6 +29,7 @@ def main():
         memory, tensor = late(rank + 1, device, stream)
         backend.allreduce([tensor]).wait()
         assert memory.tolist() == [3] * 5, memory
+    copied = gpu.copies()
     # messages with one tag arrive in order, each made by a stream of its own
     works, kept = [], []
     for number in range(3):
@@ -39,6 +39,7 @@ def main():
         work.wait()
     if rank:
         assert [memory[0].item() for memory, _ in kept] == [7, 8, 9]
+    messages_copied = gpu.copies() - copied
     # a posted receive is not overwritten by what its own stream had been given before
     memory, tensor = late(5)
     (backend.recv if rank else backend.send)([tensor], 1 - rank, 6).wait()
@@ -71,7 +72,7 @@ def main():
     backend.barrier(dist.BarrierOptions()).wait()
     assert memory.tolist() == [3] * 5, memory
     dist.barrier()
-    print('emulated: right', flush=True)
+    print('emulated: right, copies of 3 collectives: %d, of 3 messages: %d' % (copied, messages_copied), flush=True)
     dist.destroy_process_group()
 
 

@@ -199,9 +199,9 @@ def test_tests_of_pytorch(built, tmp_path):
     assert found.group(1) == found.group(2) and int(found.group(2)) > 50, done.stdout
 
 
-def test_streams_that_are_late(built, pytorch, tmp_path):
-    """On a device whose streams do nothing before they are waited for: with an MPI that says it takes its memory, and
-    with copies to the host."""
+def test_streams_that_are_late(builds, pytorch, tmp_path):
+    """On a device whose streams do nothing before they are waited for: with an MPI that says it takes its memory, Open
+    MPI only in messages, and with copies to the host."""
     torch = pytorch / 'torch'
     includes = torch / 'include', torch / 'include/torch/csrc/api/include', sysconfig.get_paths()['include']
     emulated, says = tmp_path / 'emulated_gpu.so', tmp_path / 'says.so'
@@ -210,11 +210,15 @@ def test_streams_that_are_late(built, pytorch, tmp_path):
          *(word for path in includes for word in ('-isystem', path))], timeout=900, env={**os.environ, **COMPILED_ONCE})
     run(['g++', '-shared', emulated.with_suffix('.o'), '-o', emulated, f'-L{torch}/lib', f'-Wl,-rpath,{torch}/lib', '-lc10',
          '-ltorch_cpu', '-ltorch_python'])
-    (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { return *answer = 1, 0; }')
+    (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { return *answer = 1, 0; }\n'
+                                     'int MPIX_Query_cuda_support(void) { return 1; }')
     run(['gcc', '-shared', '-fPIC', tmp_path / 'says.c', '-o', says])
-    for variables in ({'LD_PRELOAD': str(says)}, {'SLINGMPI_HOST_STAGING': '1'}):
-        done = built.ranks(2, HERE / 'emulated_gpu.py', EMULATED=str(emulated), **variables)
-        assert done.stdout.count('emulated: right') == 2
+    for mpi, variables, collectives, messages in (
+            ('mpich', {'LD_PRELOAD': str(says)}, 0, 0), ('openmpi', {'LD_PRELOAD': str(says)}, 6, 0),
+            ('mpich', {'SLINGMPI_HOST_STAGING': '1'}, 6, 3)):
+        done = builds(mpi).ranks(2, HERE / 'emulated_gpu.py', EMULATED=str(emulated), **variables)
+        assert done.stdout.count(
+            f'emulated: right, copies of 3 collectives: {collectives}, of 3 messages: {messages}') == 2, done.stdout
 
 
 def test_crays_mpich_takes_gpu_memory_with_its_variable_and_library(built, tmp_path):
