@@ -428,7 +428,7 @@ def test_failed_rebuild_leaves_what_worked(tiny, eb_env, lmod, tmp_path):
         unlock(disk)
         # a job is told, instead of running with half of it
         assert not (modules / '0.1-tiny.lua').exists()
-        done = eb('--sanity-check-only', env=env, check=False)
+        done = eb('--sanity-check-only', env=env)
         assert f'the previous installation in {software}/0.1-tiny is restored' in ' '.join(done.stdout.split()), output(done)
         works()
         eb('--rebuild', env=env)

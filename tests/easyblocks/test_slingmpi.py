@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from slingtorch import sites
+from slingtorch.install.process import PROBE
 from testbed import DIR, ROOT, derecho, frontier, images, missing, run, said, smallimage, toypytorch, wheels
 from testbed.easybuild import EasyBuild
 
@@ -94,6 +95,7 @@ def test_installed_and_loaded(machine):
             'print(slingmpi.__file__, [point.load() is a.register for point in points])')
     done = run([machine.pytorch / 'bin/python', '-s', '-c', code], env=env, cwd='/')
     assert done.stdout.split() == [str(library_of(root).parent / '__init__.py'), '[True]']
+    assert 'nothing cannot be imported: No module' in run([machine.pytorch / 'bin/python', '-s', '-c', PROBE, 'nothing']).stdout
     # the checkout has nothing of the build
     assert not list((ROOT / 'slingmpi/slingmpi').glob('_backend*'))
 

@@ -603,6 +603,7 @@ def test_status_of_all_kinds_of_installations(tmp_path, monkeypatch, capsys):
 
 def test_installation_of_somebody_without_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(status.os, 'geteuid', lambda: -1)
+    assert status.describe('A/1', str(tmp_path))['owner'] is None    # whoever may write there may renew it
     monkeypatch.setattr(status.os, 'access', lambda *_: False)
     monkeypatch.setattr(pathlib.Path, 'owner', lambda _: {}['name'])
     entry = status.describe('A/1', str(tmp_path))

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <utility>
@@ -43,6 +44,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return made(device, 9); }
+  void record(void**, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    synchronizeStream(stream);
+  }
+  void block(void*, const c10::Stream&) const override {}
   static c10::Stream made(c10::Device device, c10::StreamId id) {
     return c10::Stream(c10::Stream::UNSAFE, device, id);
   }
@@ -56,7 +61,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
 };
 
-int copies = 0;
+std::atomic<int> copies{0};
 
 // The memory of a tensor on the device, as the processor sees it.
 at::Tensor on_host(const at::Tensor& tensor) {
@@ -112,7 +117,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     made.unsafeGetTensorImpl()->set_sizes_contiguous(memory.sizes());
     return made;
   }, "A tensor on the device in the memory of one of the processor's");
-  module.def("copies", [] { return copies; }, "How many there were between the device and the host");
+  module.def("copies", [] { return copies.load(); }, "How many there were between the device and the host");
   module.def("use_stream", [](c10::DeviceIndex index, c10::StreamId id) { streams[index] = id; });
   module.def("fill", [](at::Tensor memory, double value, c10::DeviceIndex index) {
     queues[{index, streams[index]}].push_back([=] { memory.fill_(value); });

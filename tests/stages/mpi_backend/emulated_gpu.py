@@ -67,6 +67,10 @@ def main():
     gpu.fill(memory, 9, 0)
     work.wait()
     assert memory.tolist() == [[2] * 3] * 2, memory
+    # a future waits for what its callback gives the device
+    memory, tensor = late(1)
+    backend.allreduce([tensor]).get_future().then(lambda done: gpu.fill(memory, 7, 0) or done.value()).wait()
+    assert memory.tolist() == [7] * 5, memory
     # a barrier is one for the device too
     memory, _ = late(3, 1, 2)
     backend.barrier(dist.BarrierOptions()).wait()
