@@ -20,7 +20,7 @@ class Answer:
 
     def __init__(self, fault: Fault, finding: Finding, facts: Set[str], phase: str) -> None:
         self.fault, self.finding, self.level = fault, finding, finding.level
-        self.remedies = fault.advice(facts.union([phase], finding.rule.kinds))
+        self.remedies = fault.advice(facts.union([phase], (name for name, text in finding.groups.items() if text)))
 
     def cause(self) -> str:
         """The cause, with what the expression's groups found in it."""

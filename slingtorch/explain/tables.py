@@ -50,8 +50,8 @@ class Rule:
         self.name, self.fact, self.witness = name, name.startswith('@'), witness
         self.options = dict(option.partition('=')[::2] for option in (options or '').split())
         self.level = next((level for level in LEVELS if level in self.options), '')
-        self.needs, self.unless, self.kinds = [self.options[key].split(',') if key in self.options else []
-                                               for key in ('needs', 'unless', 'is')]
+        self.needs, self.unless = [self.options[key].split(',') if key in self.options else []
+                                   for key in ('needs', 'unless')]
         self.role, self.distinct = self.options.get('role', ''), self.options.get('distinct', '')
         self.lines, self.blame = int(self.options.get('lines', '1')), 'blame' in self.options
         self.expressions: List[str] = []
@@ -105,13 +105,13 @@ def needed(parsed: Any) -> Literals:
 
 
 def sections(table: str) -> List[Tuple['re.Match[str]', List[str]]]:
-    """(heading, lines) of each section of a table."""
+    """(heading, lines) of each section of a table. Headings that follow one another share the lines below them."""
     found: List[Tuple['re.Match[str]', List[str]]] = []
     with open(os.path.join(HERE, table), encoding='utf-8') as handle:
         for line in handle.read().split('\n'):
             heading = HEADER.match(line)
             if heading:
-                found.append((heading, []))
+                found.append((heading, found[-1][1] if found and not found[-1][1] else []))
             elif line and not line.startswith('#'):
                 found[-1][1].append(line)
     return found
