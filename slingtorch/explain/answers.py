@@ -27,7 +27,7 @@ class Answer:
         groups = self.finding.groups
         text = re.sub(r'\{(\w+)\}', lambda match: shortened(groups.get(match.group(1))) or '\0', self.fault.cause)
         # a group that found nothing leaves neither its blank, nor its brackets
-        text = re.sub(r'\s*\((?:status)?\s*\)', '', re.sub(r'\s*\0', '', text)).replace('( ', '(')
+        text = re.sub(r'\s*\((?:status)?\s*\)', '', re.sub(r'\s*\0(?!\0*\w)|\0', '', text)).replace('( ', '(')
         text = re.sub(r'\s+', ' ', text).strip(' :,')
         if self.finding.rule.blame and 0 < len(self.finding.nodes) <= MAX_BLAMED:
             ranks = ', ' + ranks_text(self.finding.ranks) if self.finding.ranks else ''

@@ -595,7 +595,7 @@ def test_the_whole_answer(scene, as_json, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize('cause, groups, text', [
     ('a {x} b', {'x': ' 1  2 '}, 'a 1 2 b'), ('a {x}, b {x}.', {}, 'a, b.'), ('a: {x} {y}', {'x': None}, 'a'), ('a ({x})', {}, 'a'),
     ('a (status {x}) b', {}, 'a b'), ('a ({x} {y})', {'y': '1'}, 'a (1)'), ('a ({x} {y} {z})', {'x': '1', 'z': '3'}, 'a (1 3)'),
-    ('{x} a', {}, 'a'), ('a {x} b', {'x': 'y' * 99 + ' zz'}, 'a ' + 'y' * 99 + ' ... b'), ('a {x}', {'x': 'y' * 100}, 'a ' + 'y' * 100),
+    ('{x} a', {}, 'a'), ('a: {x}{y}{z} b', {'z': 'c'}, 'a: c b'), ('a {x} b', {'x': 'y' * 99 + ' zz'}, 'a ' + 'y' * 99 + ' ... b'), ('a {x}', {'x': 'y' * 100}, 'a ' + 'y' * 100),
 ])
 def test_the_text_of_a_cause(cause, groups, text):
     """What a group did not find leaves no gap."""
