@@ -202,9 +202,9 @@ def look_at_program(machine: 'Machine', report: 'Report', details: dict) -> None
                        "run python -m py_compile %s to see the place" % shown)
     rules.check(report, program, details.get('gpus'))
     for call in downloads(program)[:1] if not machine.reaches_internet() else ():
-        report.add('yellow', 'program', "%s: %s() downloads what is not there yet, but this node has no route to the "
-                   "internet and no proxy" % (program.where(call), named(call)), "download on a login node before the "
-                   "job, and export HF_HUB_OFFLINE=1 for what comes from Hugging Face; or set https_proxy")
+        report.add('yellow', 'program', "%s: downloads what is not there yet, but this node has no route to the "
+                   "internet and no proxy" % program.where(call), "download on a login node before the job, and export "
+                   "HF_HUB_OFFLINE=1 for what comes from Hugging Face; or set https_proxy")
     for node, path in unmade(program):
         report.add('yellow', 'disk', "%s: writes to %s, but there is no directory %s, and the program makes none" % (
             program.where(node), path, os.path.dirname(path)), "create it before the job")

@@ -370,9 +370,14 @@ def shuffles(program: 'Program', _: bool) -> 'Iterator[tuple]':
              if 'rank' not in program.text(node)]
     for names, seeding in SHUFFLES:
         seeded = any(re.match('%s|%s' % (seeding, SEEDS_ALL), named(node)) for node in seeds)
-        for node in (one for calls in program.calls.values() for one in calls if not seeded):
-            if re.match(names, named(node)) and not {'generator', None} & set(keywords(node)) and (
-                    program.certain(node) or program.makes_dataset(node)) and not re.search(
+        own = [one.lineno for calls in program.calls.values() for one in calls
+               if re.match(seeding, named(one)) and one not in seeds]
+        for node in (one for calls in program.calls.values() for one in calls):
+            # a seed of each rank's own, after a common one
+            again = max([one.lineno for one in seeds if one.lineno < node.lineno], default=0) < max(
+                [line for line in own if line < node.lineno], default=0)
+            if (again or not seeded) and re.match(names, named(node)) and not {'generator', None} & set(
+                    keywords(node)) and (program.certain(node) or program.makes_dataset(node)) and not re.search(
                         'rank|Generator', program.text(node)):
                 yield node, False, "%s() without a common seed: each rank has another order, and takes its part of " \
                     "that" % named(node), "seed this generator with the same number on all ranks"
@@ -453,13 +458,17 @@ def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
 
 
 def validation(program: 'Program', _: bool) -> 'Iterator[tuple]':
-    """A forward pass of DistributedDataParallel on one rank alone: it exchanges the buffers of BatchNorm."""
+    """On one rank alone: new weights of DistributedDataParallel; its forward pass, which exchanges BatchNorm's buffers."""
     wrapped = {node.targets[0].id for node in program.nodes if isinstance(node, ast.Assign)
                and re.search(r'(^|\.)(DDP|DistributedDataParallel)$', named(node.value))
                and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)}
     wrapped -= {named(node.targets[0]) for node in program.nodes if isinstance(node, ast.Assign)
                 and named(node.value).endswith('.module')}
     buffers = program.mentions(rb'BatchNorm|resnet') and not program.mentions(rb'broadcast_buffers *= *False')
+    for call in program.calls.get('load_state_dict', ()) if program.world > 1 else ():
+        if named(call).split('.')[0] in wrapped and any(of_rank(*pair) for pair in program.by_rank(call)):
+            yield call, False, "only one rank loads weights after DistributedDataParallel has made them the same: " \
+                "the others keep theirs", "let all ranks load them, or load before the model is wrapped"
     for call in [one for calls in program.calls.values() for one in calls if wrapped and buffers]:
         alone = any(of_rank(choice, part) for choice, part in program.by_rank(call))
         own = getattr(program.function(call), 'args', None)     # parameters may be something else of the same name
