@@ -458,7 +458,7 @@ def together(program: 'Program', _: bool) -> 'Iterator[tuple]':
 
 
 def validation(program: 'Program', _: bool) -> 'Iterator[tuple]':
-    """On one rank alone: new weights of DistributedDataParallel; its forward pass, which exchanges BatchNorm's buffers."""
+    """Weights that one rank alone loads into DDP; its forward pass on one rank, which exchanges BatchNorm's buffers."""
     wrapped = {node.targets[0].id for node in program.nodes if isinstance(node, ast.Assign)
                and re.search(r'(^|\.)(DDP|DistributedDataParallel)$', named(node.value))
                and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)}
