@@ -249,7 +249,13 @@ class MPIBackend::Call {
     // Open MPI takes it in messages and in blocking collectives (its FAQ, "Running CUDA-aware Open MPI"), but these do
     // not block: MPI_Iallreduce of 4.1.4 crashed on an H200
 #ifdef OPEN_MPI
-    staging_ |= type_ != OpType::SEND && type_ != OpType::RECV && type_ != OpType::RECVANYSOURCE;
+    if (type_ != OpType::SEND && type_ != OpType::RECV && type_ != OpType::RECVANYSOURCE) {
+      if (!staging) {
+        TORCH_WARN_ONCE("slingmpi: Open MPI takes no GPU memory in nonblocking collectives: they go through the host's "
+                        "memory, which is slower");
+      }
+      staging_ = true;
+    }
 #endif
     staging_ |= !takes;
     TORCH_CHECK(

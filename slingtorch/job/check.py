@@ -306,8 +306,10 @@ def meet_nodes(rank: Rank, process: 'Optional[Probe]') -> dict:
                         "job script")
     if 'others' in found:
         gpu, others = found['others']
-        rank.report.add('red', 'gpus', "PyTorch on rank 0's node uses %s, but on %s %s: they cannot train together" % (
-            ('nccl', some(others), 'gloo') if gpu else ('gloo', some(others), 'nccl')),
+        rank.report.add(
+            'red' if look.wants_gpus(rank.machine) else 'yellow', 'gpus',
+            "PyTorch on rank 0's node uses %s, but on %s %s: they cannot train together" % (
+                ('nccl', some(others), 'gloo') if gpu else ('gloo', some(others), 'nccl')),
             "find out why PyTorch sees no GPU on the nodes with gloo, or start without them (srun --exclude)")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (

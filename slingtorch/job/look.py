@@ -51,6 +51,13 @@ def uses_gpus(machine: 'Machine') -> bool:
     return bool(machine.gpus() and visible_gpus(machine, machine.gpus()))
 
 
+def wants_gpus(machine: 'Machine') -> bool:
+    """Whether the job asked for GPUs, and no variable hides them: a job on CPUs may run on such a node, too."""
+    hidden = any(not re.match(GPU_ENTRY, machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
+    return not hidden and (any(map(machine.environ.get, VISIBILITY))
+                           or machine.environ.get('SLURM_GPUS_ON_NODE', '') not in ('', '0'))
+
+
 def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Check which GPUs this rank sees; note the cores near them."""
     known = machine.gpus()
@@ -63,11 +70,10 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        hidden = any(not re.match(GPU_ENTRY, machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
-        wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '') not in ('', '0'))
-        report.add('red' if wanted else 'yellow', 'gpus', "this rank sees none of its node's %d GPUs (%s)" % (
-            len(known), ', '.join(variables) or 'it cannot open their devices, or a variable hides them'),
-            "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
+        report.add('red' if wants_gpus(machine) else 'yellow', 'gpus', "this rank sees none of its node's %d GPUs "
+                   "(%s)" % (len(known), ', '.join(variables) or "it cannot open their devices, or a variable hides "
+                             "them"),
+                   "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
 
 
 def look_at_caches(machine: 'Machine', report: 'Report', _: dict) -> None:

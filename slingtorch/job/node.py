@@ -9,7 +9,7 @@ from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
 SLOW_LINK = 0.02
-# GB/s below which any network is slow: gloo reaches 0.1 on 1 Gbit/s
+# GB/s below which any network is slow: that of a link which fell back to 100 Mbit/s
 SLOW = 0.015
 BIND = '"$($RUNSCRIPTS/cpu-bind)"'
 # ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
@@ -112,7 +112,8 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
     if probe.get('sees') is False and look.uses_gpus(machine):
-        report.add('red', 'gpus', "PyTorch sees no GPU, although this rank has one. %s" % probe['warned'],
+        report.add('red' if look.wants_gpus(machine) else 'yellow', 'gpus',
+                   "PyTorch sees no GPU, although this rank has one. %s" % probe['warned'],
                    "run nvidia-smi or rocm-smi on this node; keep cuda/lib64/stubs out of LD_LIBRARY_PATH; a container "
                    "needs all of the driver's device files (--nv, --rocm)")
     if probe.get('unanswered', [0])[0]:

@@ -163,10 +163,13 @@ def downloads(program: 'Program') -> list:
     """Calls that fetch data or weights from the internet, unless for an option that is not given."""
     offline = '1' in (program.environ.get('HF_HUB_OFFLINE'), program.environ.get('TRANSFORMERS_OFFLINE'))
     hub = ('from_pretrained', 'load_dataset', 'snapshot_download', 'hf_hub_download') if not offline else ()
-    found = [call for name in (*hub, 'urlretrieve', 'load_state_dict_from_url') for call in program.calls.get(name, ())
-             if name not in hub[:2] or re.match(r'[\w.-]+(/[\w.-]+)?$', beginning((call.args + [None])[0]))
-             and not os.path.exists(beginning(call.args[0]))]
-    found += [call for calls in program.calls.values() for call in calls if literal(keywords(call).get('download'))]
+    found = [call for calls in program.calls.values() for call in calls if literal(keywords(call).get('download'))]
+    for name in (*hub, 'urlretrieve', 'load_state_dict_from_url'):
+        own = any(isinstance(one, rules.FUNCTIONS) for one in program.stored.get(name, ()))
+        for call in program.calls.get(name, ()) if not own else ():
+            what = beginning((call.args + [None])[0])
+            if name not in hub[:2] or re.match(r'[\w.-]+(/[\w.-]+)?$', what) and not os.path.exists(what):
+                found.append(call)
     return [call for call in found if not program.turned_off(call)]
 
 

@@ -421,7 +421,7 @@ def environment(program: 'Program', _: bool) -> 'Iterator[tuple]':
 
 def options(program: 'Program', _: bool) -> 'Iterator[tuple]':
     """An option for the local rank, which only torch.distributed.launch gives."""
-    known = program.world == 1 or program.mentions(rb'LOCAL_RANK|LOCALID')
+    known = program.world == 1 or program.mentions(rb'LOCAL_RANK|LOCALID') or program.mentions(FRAMEWORKS)
     for call in program.calls.get('add_argument', ()) if not known else ():
         names = {str(literal(word)) for word in call.args}
         if names & {'--local_rank', '--local-rank'} and 'local_rank' in program.used and not names & {

@@ -317,7 +317,7 @@ JOBS = {
     'interface-gloo-gpus': {**GPUS, 'env': {'GLOO_SOCKET_IFNAME': 'hsn', 'NCCL_SOCKET_IFNAME': '=hsn0,eth0'}},
     # gloo takes whole names
     'interface-prefix': {'files': UP, 'env': {'GLOO_SOCKET_IFNAME': 'hsn', 'NCCL_SOCKET_IFNAME': 'hsn'}},
-    'nccl-and-gloo': {'answer': {'others': [True, ['nid2']]}},
+    'nccl-and-gloo': {'answer': {'others': [True, ['nid2']]}, 'env': {'SLURM_GPUS_ON_NODE': '4'}},
     'port-taken': {**ONE, 'answer': {'lost': 'address already in use'}},
     'master-of-another-job': {'nodes': ('localhost', 'nid2'), 'env': {'MASTER_ADDR': '192.0.2.1'}},
     'master-port': {'ranks': {5: {'MASTER_PORT': '29500'}}},
@@ -746,8 +746,9 @@ NCCL_IS_THERE = {'maps': ['/a/libnccl.so.2']}
     ([MISSING + '/nowhere/x.so ('], {}, {'NCCL_NET_PLUGIN': '/nowhere/x.so'}, {}),
     ([], {}, {'NCCL_NET': 'ib', 'NCCL_NET_PLUGIN': 'none'}, {}),
     ([MISSING + NONE], NCCL_IS_THERE, {}, SLINGSHOT),
-    (['red gpus: PyTorch sees no GPU, although this rank has one. CUDA unknown error'],
-     {'sees': False, 'warned': 'CUDA unknown error', **NCCL_IS_THERE}, {}, gpu_files(1)),
+    *(([f'{level} gpus: PyTorch sees no GPU, although this rank has one. CUDA unknown error'],
+       {'sees': False, 'warned': 'CUDA unknown error', **NCCL_IS_THERE}, env, gpu_files(1))
+      for level, env in (('red', {'SLURM_GPUS_ON_NODE': '1'}), ('yellow', {}))),
     ([], {'sees': False, 'warned': ''}, {}, {}), ([], {'sees': True, **NCCL_IS_THERE}, {}, gpu_files(1)),
     # NCCL's own word
     (['good network: NCCL runs over AWS Libfabric'], {**NCCL_IS_THERE, 'network': 'AWS Libfabric'}, {}, SLINGSHOT),

@@ -548,7 +548,8 @@ def test_an_extension_that_was_left_in_the_middle(tmp_path):
 @pytest.mark.parametrize('text, fetches', [
     ("datasets.MNIST('data', download=True)", True), ("datasets.MNIST('data', download=False)", False),
     ("AutoModel.from_pretrained('org/name')", True), ("AutoModel.from_pretrained(args.model)", False),
-    ("AutoModel.from_pretrained('/models/name')", False), ("load_dataset('imdb')", True),
+    ("AutoModel.from_pretrained('/models/name')", False), ("from datasets import load_dataset\nload_dataset('imdb')", True),
+    ("def load_dataset(part): pass\nload_dataset('imdb')", False),
     (OPTION + "if args.fast:\n    load_dataset('imdb')", False), ("urllib.request.urlretrieve(url)", True),
 ])
 @pytest.mark.parametrize('route, env, reaches', [
@@ -1113,7 +1114,7 @@ def test_paths_in_variables_are_compared(tmp_path):
     # an option for the local rank
     (LAUNCH, 'yellow', 'line 1: takes the local rank from an option that srun and torchrun do not give'),
     (LAUNCH.replace('rank\'', 'step\''), None, ''), (LAUNCH.replace('default=-1', "default=os.environ['LOCAL_RANK']"), None, ''),
-    (LAUNCH.replace('args.local_rank', 'args'), None, ''), (LAUNCH.replace('--local_rank', '--lr'), None, ''),
+    (LAUNCH.replace('args.local_rank', 'args'), None, ''), ('import deepspeed\n' + LAUNCH, None, ''), (LAUNCH.replace('--local_rank', '--lr'), None, ''),
     # weights of one rank
     ("model = DDP(net)\nif rank == 0:\n    model.module.load_state_dict(torch.load(args.resume))", 'yellow', 'only one rank loads weights'),
     ("if rank == 0:\n    net.load_state_dict(torch.load(args.resume))\nmodel = DDP(net)", None, ''),

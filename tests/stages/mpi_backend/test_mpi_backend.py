@@ -219,6 +219,7 @@ def test_streams_that_are_late(builds, pytorch, tmp_path):
         done = builds(mpi).ranks(2, HERE / 'emulated_gpu.py', EMULATED=str(emulated), **variables)
         assert done.stdout.count(
             f'emulated: right, copies of 3 collectives: {collectives}, of 3 messages: {messages}') == 2, done.stdout
+        assert ('Open MPI takes no GPU memory' in done.stderr) == (mpi == 'openmpi'), done.stderr
 
 
 def test_crays_mpich_takes_gpu_memory_with_its_variable_and_library(built, tmp_path):
