@@ -246,8 +246,7 @@ class MPIBackend::Call {
         library_version(), ". Cray MPICH: export MPICH_GPU_SUPPORT_ENABLED=1, and load the module of the "
         "accelerator before the installation, so that the GTL library is linked. Any MPI: export "
         "SLINGMPI_HOST_STAGING=1, and copies go through the host's memory, which is slower");
-    // Open MPI takes it in messages and in blocking collectives (its FAQ, "Running CUDA-aware Open MPI"), but these do
-    // not block: MPI_Iallreduce of 4.1.4 crashed on an H200
+    // Open MPI does not, in nonblocking collectives (FAQ, "Running CUDA-aware Open MPI"; 4.1.4 crashed on an H200)
 #ifdef OPEN_MPI
     if (type_ != OpType::SEND && type_ != OpType::RECV && type_ != OpType::RECVANYSOURCE) {
       if (!staging) {

@@ -16,7 +16,7 @@ VARIES = (r'(?<=MASTER_PORT=)\d+', r'(?<=PORT differs: )\d+', r'(?<=this Python 
           r'(?<=may have )\d+', r'(?<=: ulimit -)\w(?= differs)', r"(?<=value: )\w+='[^']*'",
           r'(?<=variable: )\w+(?= is not)', r'(?<=Perhaps it should be )\w+', r'(?<=or write )\w+',
           r'(?<=\(it has )[^)]*', r'(?<=VISIBLE_DEVICES=)[^)]*(?=\) ->)', r'look_at_\w+(?=\(\))',
-          r'(?<=SOCKET_IFNAME=).*(?=: this node)', r'(?<=cannot write to )TMP/\S*')
+          r'(?<=SOCKET_IFNAME=).*(?=: this node)', r'(?<=cannot write to )TMP/\S*', r'(?<=TMP fails on this node: ).*(?= -> )')
 
 
 @pytest.fixture

@@ -440,7 +440,6 @@ NO_PROVIDER = 'n1:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
     ('ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n'
      'Unrecognized element token "Rings" when parsing "Rings"', 'nccl-setting peer-gone'),
     ("torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: '/no/gcc'", 'torch-compile'),
-    ('[rank0]: ValueError: trying to initialize the default process group twice!', 'group-twice'),
     # sound logs, and what looks like a failure
     ('[rank0]:[W1127 02:04:16.495586935 Utils.hpp:137] Warning: Environment variable TORCH_NCCL_TRACE_BUFFER_SIZE is '
      'deprecated; use TORCH_FR_BUFFER_SIZE instead (function operator())\n', ''),
